@@ -51,9 +51,10 @@ class ResourceError(FedMosaicError):
 
 
 def unknown_name_error(kind: str, name: str, known: Iterable[str], location: str, hint: str = "") -> RequestError:
-    """Return the error for an unknown name, with the closest known name as a suggestion."""
+    """Return the error for an unknown name, with a variant of it or the closest known name as a suggestion."""
     options = sorted(known)
-    near = get_close_matches(name, options, n=1)
+    variants = [option for option in options if option.startswith(f"{name}-")]
+    near = variants or get_close_matches(name, options, n=1)
     others = f"there is {', '.join(options)}" if options else "there is none to set here"
     advice = f"did you mean '{near[0]}'?" if near else others
     return RequestError(f"unknown {kind} '{name}' ({location}): {advice}{'; ' + hint if hint else ''}")

@@ -13,14 +13,17 @@ from fedmosaic_cli.errors import RequestError
 
 
 def fetch(
-    datasets: Annotated[list[str], typer.Argument(metavar="DATASET", help="E.g. cifar10 fashion-mnist domainnet.")],
+    datasets: Annotated[
+        list[str], typer.Argument(metavar="DATASET", help="E.g. mnist cifar100 tiny-imagenet domainnet.")
+    ],
     data_dir: DataDirOption = None,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Download data sets, checked by size and SHA-256; an interrupted download is resumed.
 
-    'train' and 'partition' download small data sets themselves, but not DomainNet (18 GB).
+    'train' and 'partition' download data sets below 1 GB themselves, so this is needed for DomainNet (18 GB) only, or
+    before a machine goes offline.
 
     \b
     [bold]Example[/bold]

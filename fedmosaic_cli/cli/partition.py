@@ -26,6 +26,7 @@ from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.data.data_settings import DataSettings, LabelNoiseKind, PartitionScheme, SplitProtocol
+from fedmosaic_cli.data.datasets import DATASETS
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.plugins import resolve_dataset
@@ -57,7 +58,7 @@ def partition(
     dataset: Annotated[
         str | None,
         client_option(
-            "Data set; 'fedmosaic doctor' lists them. FILE.py:NAME for your own.",
+            f"Data set: {', '.join(DATASETS)}; FILE.py:NAME for your own.",
             "digits; digits-domains for domain and hybrid",
         ),
     ] = None,
@@ -147,6 +148,7 @@ def partition(
     fedmosaic partition --scheme hybrid --clients-per-domain 5 --classes-per-client 2
     fedmosaic partition --scheme dirichlet --alpha 0.5 --clients 10 --examples-per-client 40
     fedmosaic partition --preset practical-cifar10 --seed 1
+    fedmosaic partition --scheme dirichlet --dataset emnist-letters --clients 50
     fedmosaic partition --scheme dirichlet --dataset folder --data-dir ~/my-images --image-size 64
     fedmosaic partition --scheme natural --dataset pfllib --data-dir PFLlib/dataset/Cifar10 --public-size 3000
     """

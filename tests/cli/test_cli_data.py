@@ -14,8 +14,16 @@ from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
 from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.data_dirs import DataDirs
-from fedmosaic_cli.data.datasets import fashion_mnist
-from tests.data.files import save_images, write_cifar, write_fashion, write_pfllib
+from fedmosaic_cli.data.datasets import DATASETS, fashion_mnist
+from tests.data.files import (
+    save_images,
+    write_cifar,
+    write_cifar100,
+    write_emnist,
+    write_fashion,
+    write_pfllib,
+    write_tiny_imagenet,
+)
 
 PRESETS = {
     "quickstart",
@@ -348,6 +356,39 @@ def test_image_warnings_are_repeated_from_the_cache(invoke, tmp_path):
     assert manifest_of(tmp_path / "one")["remarks"] == manifest_of(tmp_path / "two")["remarks"] != []
 
 
+def test_help_of_partition_names_all_data_sets(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = invoke("partition", "--help").stdout
+    assert all(name in text for name in DATASETS)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "emnist-letters", "cifar100", "cifar100-coarse", "tiny-imagenet"])
+def test_published_data_sets_are_partitioned_and_trained_on(invoke, tmp_path, dataset):
+    write_fashion(tmp_path / "data" / "mnist", train=200, test=100)
+    write_emnist(tmp_path / "data", "letters", np.arange(1, 27), examples=260)
+    write_cifar100(tmp_path / "data" / "cifar-100-python")
+    write_tiny_imagenet(tmp_path / "data" / "tiny-imagenet-200", train=20, val=9)
+    done = invoke(
+        *("partition", "--scheme", "iid", "--clients", 2, "--dataset", dataset, "--public-size", 12, "--out", "s", "-q")
+    )
+    assert done.exit_code == 0, done.output
+    done = invoke("baseline", "fedavg", "--shards", "s", "--rounds", 1, "--run-dir", "run", "--json", "-q")
+    assert done.exit_code == 0, done.output
+    assert "name: cnn\n" in (tmp_path / "run" / "config.yaml").read_text()
+    found = json.loads(invoke("doctor", "--json").stdout)["data sets"]
+    assert found[dataset].startswith("found: data")
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "emnist-byclass", "cifar100-coarse", "tiny-imagenet"])
+def test_costs_are_estimated_before_a_data_set_is_downloaded(invoke, tmp_path, dataset):
+    done = invoke("train", "--preset", "quickstart", "--dataset", dataset, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    (run,) = json.loads(done.stdout)["runs"]
+    assert f"fedmosaic fetch {dataset.replace('-coarse', '')}" in run["missing"]
+    assert run["data_mb"] > 50
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_doctor_lists_locations_and_hints(invoke, tmp_path):
     write_cifar(tmp_path / "sets" / "cifar-10-batches-py")
     write_fashion(tmp_path / "more" / "fashion-mnist")
@@ -366,6 +407,9 @@ def test_doctor_lists_locations_and_hints(invoke, tmp_path):
     [
         (("fetch", "digits"), "'digits' cannot be downloaded"),
         (("fetch", "cifar11"), "did you mean 'cifar10'"),
+        (("fetch", "emnist"), "did you mean 'emnist-balanced'"),
+        (("partition", "--scheme", "domain", "--dataset", "mnist"), "data set 'mnist' has no domains"),
+        (("partition", "--scheme", "iid", "--dataset", "cifar100", "--image-size", "64"), "have one size"),
         (("partition", "--scheme", "iid", "--balanced"), "--balanced has no effect with scheme 'iid'"),
         (("partition", "--scheme", "domain", "--clients", "3"), "--clients has no effect with scheme 'domain'"),
         (("partition", "--scheme", "iid", "--label-noise-kind", "asymmetric"), "no effect with no --label-noise"),
@@ -390,6 +434,8 @@ def test_doctor_lists_locations_and_hints(invoke, tmp_path):
         (("partition", "--scheme", "natural", "--dataset", "npz"), "not found (data)"),
         (("train", "--preset", "quickstart", "--set", "model.name=alexnet-bn"), "at least 64x64"),
         (("train", "--preset", "quickstart", "--set", "model.name=resnet"), "'alexnet-bn'"),
+        (("train", "--preset", "quickstart", "--model", "resnet8", "--set", "model.norm=layer"), "'group' or 'batch'"),
+        (("train", "--preset", "quickstart", "--set", "model.norm=batch"), "model.norm has no effect on a mlp"),
         (("train", "--preset", "quickstart", "--set", "data.fraction=0"), "data.fraction is 0"),
         (("train", "--preset", "quickstart", "--set", "data.fraction=1.5"), "data.fraction is 1.5"),
         (
