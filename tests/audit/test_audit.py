@@ -165,7 +165,7 @@ def test_methods_without_labels_have_model_views_only(auditable_runs, name):
     assert list(result["views"]) == ["model-loss", *lira]
     assert "sends no labels" in result["notes"][0]
     assert len(result["per_client"]) == 2
-    assert any("no reference models" in note for note in result["notes"]) == (not lira)
+    assert any("no shadow models" in note for note in result["notes"]) == (not lira)
 
 
 def test_audits_are_deterministic(auditable_runs):
