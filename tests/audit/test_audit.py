@@ -187,7 +187,7 @@ def test_clients_with_too_few_candidates_are_excluded(auditable_runs, monkeypatc
     excluded = int(np.argmin(sizes))
     assert [entry["client"] for entry in result["per_client"]] == [1 - excluded]
     assert result["left_out"] == [{"client": excluded, "matched": min(sizes)}]
-    assert f"left out: {excluded} ({min(sizes)})" in result["notes"][-1]
+    assert f"skipped: {excluded} ({min(sizes)})" in result["notes"][-1]
 
 
 SCHEMES = [
