@@ -108,7 +108,7 @@ app.command()(pack)
 @deprecated_aliases(RENAMED_OPTIONS)
 def init(
     shard: Annotated[
-        Path, typer.Option(help="The client's file of exported shards, next to manifest.json and public.npz.")
+        Path, typer.Option(help="The client's file of exported shards, beside manifest.json and public.npz.")
     ],
     site_dir: SiteDirOption = Path("site"),
     superlink: SuperlinkOption = None,
