@@ -82,7 +82,7 @@ def test_a_listener_queues_connections(tmp_path):
         sender.start()
     received = set()
     for _ in senders:
-        with listener.next_connection(5) as connection:
+        with listener.next_connection(HANG_SECONDS) as connection:
             received.add(connection.recv_bytes())
             connection.send_bytes(b"yes")
     for sender in senders:
@@ -109,7 +109,7 @@ def test_a_listener_refuses_a_wrong_key(tmp_path):
         Client(str(tmp_path / ipc.SOCKET_FILE), "AF_UNIX", authkey=b"guess")
     assert listener.next_connection(0.1) is None
     threading.Thread(target=send, args=(tmp_path, b"three")).start()
-    with listener.next_connection(5) as connection:  # others still connect
+    with listener.next_connection(HANG_SECONDS) as connection:  # others still connect
         assert connection.recv_bytes() == b"three"
         connection.send_bytes(b"yes")
     listener.close()
