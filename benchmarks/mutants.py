@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("fedmosaic_cli", "presets", "tests", "pyproject.toml")
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider")
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 1800
 UNMUTATED_TIMEOUT_SECONDS = 3600
 PASSED, FAILED, TIMED_OUT = 0, 1, -1
 """`PASSED` and `FAILED` are exit codes of pytest; its other codes mean that tests could not be run. `TIMED_OUT` means

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import multiprocessing
 import os
 import subprocess
@@ -14,7 +15,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 UNIT_TIER = (
     "config",
@@ -60,12 +61,14 @@ def parameter_numbers(item: pytest.Item, values: dict[tuple[str, str], list[obje
     return numbers
 
 
-# The time per example depends on the machine, so there is no deadline. In CI the examples are always the same, so that
-# a change does not fail because of an unrelated example; everywhere else Hypothesis draws new ones. The mutation test
-# only asks whether a test fails, so it does not look for the simplest example.
+# The time per example depends on the machine, so there is neither a deadline nor a check for slow examples. In CI the
+# examples are always the same, so that a change does not fail because of an unrelated example; everywhere else
+# Hypothesis draws new ones. The mutation test only asks whether a test fails, so it does not look for the simplest
+# example.
 settings.register_profile(
     "fedmosaic",
     deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
     phases=(Phase.explicit, Phase.generate) if "FEDMOSAIC_NO_SHRINK" in os.environ else tuple(Phase),
 )
@@ -77,6 +80,12 @@ def clean_environment(monkeypatch):
     """Remove the environment variables that change what commands do or print."""
     for name in ("FEDMOSAIC_RUNS", "FEDMOSAIC_DATA", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def without_progress_lines(monkeypatch):
+    """Keep the progress lines of slow operations, which depend on the load of the machine, off stderr."""
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", math.inf)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +119,7 @@ def command_context() -> ForkServerContext:
 
 
 def run_command(arguments: Sequence[str], cwd: Path, environment: dict[str, str], outputs: Sequence[Path]) -> None:
-    """Run the command in this process, with its output in files."""
+    """Run the command in this process, with its output in files and without the progress lines of slow operations."""
     for number, output in enumerate(outputs, start=1):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), number)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
@@ -118,8 +127,9 @@ def run_command(arguments: Sequence[str], cwd: Path, environment: dict[str, str]
     os.environ.update(environment)
     os.chdir(cwd)
     sys.argv = ["fedmosaic", *arguments]
-    from fedmosaic_cli.cli import main
+    from fedmosaic_cli.cli import data_dir_options, main
 
+    data_dir_options.PROGRESS_LINE_SECONDS = math.inf
     try:
         main()
     finally:

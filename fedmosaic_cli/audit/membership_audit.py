@@ -133,9 +133,7 @@ def audit_run(
         for client_id, scores in replay.scores_by_client.items():
             views[client_id]["messages-all"] = scores
         if not identical:
-            notes.append(
-                "played again, the run did not end in the saved models, bit for bit: another machine or version"
-            )
+            notes.append("the replayed run did not end in the saved models, bit for bit: another machine or version")
     if settings.num_shadow_models and not method.needs.pooled_data:
         add_lira_views(views, run, device_data, partition, scope, settings.num_shadow_models, data_dirs)
     result = {
@@ -157,20 +155,20 @@ def audit_notes(config: RunConfig, scope: AuditScope, settings: AuditSettings) -
     method, notes = config.method, []
     if config.attack.fabricates_uploads and method.info.shares_labels:
         clients = ", ".join(map(str, config.attack.clients))
-        notes.append(f"attackers are asked as if they told what they found: client {clients}")
+        notes.append(f"attackers are audited as if they sent honest labels: client {clients}")
     if not method.info.shares_labels:
         notes.append(
-            f"{method.info.title} sends no labels: only models are looked at (what travels: {method.info.exchanges})"
+            f"{method.info.title} sends no labels: only models are audited (exchanged: {method.info.exchanges})"
         )
     elif not scope.senders:
-        notes.append("no labels were sent in any round: only models are looked at")
+        notes.append("no labels were sent in any round: only models are audited")
     if method.needs.pooled_data:
-        notes.append("there is one model for all clients, asked about the examples of each")
+        notes.append("there is one model for all clients, which is audited on the examples of each")
         if settings.num_shadow_models:
-            notes.append("there are no reference models of pooled data")
+            notes.append("there are no shadow models of pooled data")
     if scope.excluded:
         clients = ", ".join(f"{client} ({count})" for client, count in scope.excluded.items())
-        notes.append(f"clients with fewer than {MIN_CANDIDATES} matched examples are left out: {clients}")
+        notes.append(f"clients with fewer than {MIN_CANDIDATES} matched examples are skipped: {clients}")
     return notes
 
 

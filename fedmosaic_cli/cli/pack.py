@@ -84,7 +84,7 @@ def pack(
 
     The description contains no image, but the number of images per class.
 
-    The coordinator and all sites will know these counts (docs/privacy.md, "What is not promised").
+    The coordinator and all sites will know these counts (docs/privacy.md, "What is not protected").
 
     \b
     [bold]Examples[/bold]
@@ -134,7 +134,7 @@ def gather(
 
     The examples stay at the sites. Every site receives the manifest, which contains the class counts of all sites.
 
-    What these counts reveal: docs/privacy.md, "What is not promised".
+    What these counts reveal: docs/privacy.md, "What is not protected".
 
     \b
     [bold]Examples[/bold]

@@ -64,7 +64,7 @@ class InProcessClient:
         learner: Trains and evaluates the client's models.
         train_settings: Configuration of the training.
         num_classes: Number of classes.
-        num_round_clients: Number of clients per round that a client with pooled data stands for. It takes their number
+        num_round_clients: Number of clients per round that a client with pooled data represents. It takes their number
             of steps or, with `local_epochs`, the fraction `num_round_clients / num_total_clients` of its epochs.
         num_total_clients: Number of clients whose data is pooled.
         use_system_rng: Draw privacy noise from the operating system instead of the seed.

@@ -18,7 +18,7 @@ UPLOAD_LEVELS: tuple[UploadLevel, ...] = get_args(UploadLevel)
 """What a site may upload, in increasing order. Each kind of message part has a level (`engine.messages.Part`)."""
 MetricsLevel = Literal["withheld", "rounded", "exact-unprotected"]
 METRICS_LEVELS: tuple[MetricsLevel, ...] = get_args(MetricsLevel)
-"""How metrics are sent, in increasing order of what they tell."""
+"""How metrics are sent, in increasing order of what they reveal."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class PrivacyLedger:
         self._num_classes = num_classes
         self._anchor_path = anchor_dir / f"{data_digest}.json"
         self._digests = [FIRST_DIGEST]
-        """The digest of each entry, after the one that stands for an empty ledger."""
+        """The digest of each entry, after the one that represents an empty ledger."""
         self._num_bytes = 0
         self._releases: list[Release] = []
         self._read()

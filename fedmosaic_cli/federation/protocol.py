@@ -125,7 +125,7 @@ class Response:
 
 
 def digest_parts(parts: EncodedParts) -> str:
-    """Return the digest that stands for parts that the site has in its cache."""
+    """Return the digest that represents parts that the site has in its cache."""
     state = hashlib.blake2b(digest_size=16)
     for name, (kind, data) in parts.items():
         state.update(f"{name} {kind} {len(data)}\n".encode())

@@ -268,14 +268,14 @@ class Site:
         return response
 
     def _skips_diverged(self, run: SiteRun) -> bool:
-        """Whether a diverged client is rolled back instead of an error. An error would tell the coordinator."""
+        """Whether a diverged client is rolled back instead of an error. An error would reveal it to the coordinator."""
         return run.federation.skip_diverged or self.policy.metrics_level == "withheld"
 
     def _require_resources(self, run: SiteRun) -> None:
         """Refuse a computation that exceeds the limits of time, disk space or steps.
 
         With withheld metrics the planned steps count before a round. The number of steps that a method really takes may
-        depend on data, and a refusal would tell the coordinator.
+        depend on data, and a refusal would reveal that to the coordinator.
         """
         self.usage.require_time(self.coordinator)
         self.usage.require_disk_space(self.folder / RUNS_DIR)

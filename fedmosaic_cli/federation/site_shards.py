@@ -70,7 +70,7 @@ def load_site_shard(path: Path) -> SiteShard:
         )
     for name in (SHARD_MANIFEST_FILE, PUBLIC_FILE):
         if not (path.parent / name).is_file():
-            raise RequestError(f"no {name} beside the shard ({path.parent}): ask the coordinator for it")
+            raise RequestError(f"no {name} next to the shard ({path.parent}): ask the coordinator for it")
     shards, client = read_exported_manifest(path.parent), int(match[1])
     entry = next((entry for entry in shards.manifest["clients"] if entry["id"] == client), None)
     if entry is None:

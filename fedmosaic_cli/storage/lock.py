@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOCK_FILE = ".lock"
 MAX_OWNER_BYTES = 1 << 12
-# `is_locked` of another process holds the lock for an instant.
+# `is_locked` of another process holds a shared lock for an instant, or longer if the machine is busy.
 TIMEOUT_SECONDS, POLL_SECONDS = 0.1, 0.01
 HELD_DIRECTORIES: set[Path] = set()
 """The directories whose locks this process holds."""
@@ -106,7 +106,9 @@ def acquire_lock(folder: Path, created: list[Path]) -> BaseFileLock:
         except FileNotFoundError:  # the previous holder removed the directory
             continue
         except Timeout:
-            raise locked_error(folder) from None
+            if is_locked(folder):
+                raise locked_error(folder) from None
+            continue  # other processes only ask
         return lock
 
 

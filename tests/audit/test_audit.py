@@ -165,7 +165,7 @@ def test_methods_without_labels_have_model_views_only(auditable_runs, name):
     assert list(result["views"]) == ["model-loss", *lira]
     assert "sends no labels" in result["notes"][0]
     assert len(result["per_client"]) == 2
-    assert any("no reference models" in note for note in result["notes"]) == (not lira)
+    assert any("no shadow models" in note for note in result["notes"]) == (not lira)
 
 
 def test_audits_are_deterministic(auditable_runs):
@@ -187,7 +187,7 @@ def test_clients_with_too_few_candidates_are_excluded(auditable_runs, monkeypatc
     excluded = int(np.argmin(sizes))
     assert [entry["client"] for entry in result["per_client"]] == [1 - excluded]
     assert result["left_out"] == [{"client": excluded, "matched": min(sizes)}]
-    assert f"left out: {excluded} ({min(sizes)})" in result["notes"][-1]
+    assert f"skipped: {excluded} ({min(sizes)})" in result["notes"][-1]
 
 
 SCHEMES = [

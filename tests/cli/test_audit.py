@@ -65,7 +65,7 @@ def test_the_table_has_one_line_per_run_and_view(audit):
     assert lines[len(views)].split()[:2] == [str(LOCAL), "model-loss"]
     assert "private" not in result.stdout
     assert result.stderr.splitlines() == [
-        f"note: Local training sends no labels: only models are looked at (what travels: nothing) ({LOCAL})"
+        f"note: Local training sends no labels: only models are audited (exchanged: nothing) ({LOCAL})"
     ]
 
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,14 +38,6 @@ def results(folder: Path) -> dict[str, bytes]:
     """The files that must be identical if a run is repeated."""
     files = [folder / "rounds.jsonl", folder / "summary.json", *sorted((folder / "models").iterdir())]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def wait_for_rounds(log: Path, lines: int) -> None:
-    """Wait until a run in another process has logged this number of lines."""
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_bytes().count(b"\n") >= lines):
-        assert time.monotonic() < deadline, "the run does not start"
-        time.sleep(0.01)
 
 
 def test_partition_train_evaluate_and_report(tmp_path):

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,12 +13,13 @@ import pytest
 
 from fedmosaic_cli.cli.app import app
 from tests.conftest import fedmosaic
+from tests.waiting import read_outputs, wait_until
 
 # Five clients and one layer: most of the time is start-up.
 SMALL = ("--seeds", "0", "--data-dir", "nothing-here", "--set", "train.local_steps=1")
 TINY = ("misleading", "--methods", "fedct", *SMALL, "--set", "train.rounds=2")
 LONG = (
-    *("misleading", "--methods", "fedct", *SMALL, "--set", "train.rounds=1500"),
+    *("misleading", "--methods", "fedct", *SMALL, "--set", "train.rounds=100000"),
     *("--set", "train.checkpoint_every=5", "--set", "train.execution=threads", "--no-figures"),
 )
 
@@ -166,13 +166,6 @@ def checkpointed_rounds(folder):
     return numbers
 
 
-def wait_for(condition, timeout_seconds=60.0):
-    end = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < end, "timeout"
-        time.sleep(0.02)
-
-
 def jobs_in(folder):
     """The processes with this working directory."""
     found = []
@@ -188,19 +181,19 @@ def jobs_in(folder):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="on other systems processes outlive their parents")
 def test_the_same_command_continues_after_kill_and_interrupt(tmp_path):
     with started(tmp_path) as killed:
-        wait_for(lambda: len(checkpointed_rounds(tmp_path)) == 2)
+        wait_until(lambda: len(checkpointed_rounds(tmp_path)) == 2, killed)
         killed.kill()
-    wait_for(lambda: not jobs_in(tmp_path), timeout_seconds=5.0)
+    wait_until(lambda: not jobs_in(tmp_path))
     before = checkpointed_rounds(tmp_path)
     with started(tmp_path) as stopped:
-        wait_for(lambda: all(checkpointed_rounds(tmp_path).get(run, 0) > before[run] for run in before))
+        wait_until(lambda: all(checkpointed_rounds(tmp_path).get(run, 0) > before[run] for run in before), stopped)
         stopped.send_signal(signal.SIGINT)
-        _, errors = stopped.communicate(timeout=45)
+        _, errors = read_outputs(stopped)
     assert stopped.returncode == 130
     assert errors.splitlines()[-1] == "stopped: run the same command again to continue"
     assert "2 started" not in errors
     assert errors.count("1 started") == 2
-    assert jobs_in(tmp_path) == []
+    wait_until(lambda: not jobs_in(tmp_path))
     logs = list((tmp_path / "runs").rglob("rounds.jsonl"))
     for log in logs:
         rounds = [json.loads(line)["round"] for line in log.read_text().splitlines()]

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from contextlib import suppress
 from fcntl import ioctl
 from pathlib import Path
@@ -25,6 +24,7 @@ from fedmosaic_cli.cli.views.watch_view import BLOCK_SYMBOLS, clock_text, render
 from fedmosaic_cli.report.run_progress import WatchedRuns
 from fedmosaic_cli.storage.lock import LOCK_FILE, directory_lock
 from tests.report.runs_in_progress import create_run, finish_run, log_rounds
+from tests.waiting import read_outputs, wait_until
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -55,17 +55,19 @@ class Terminal:
 
     def wait_for(self, words: str) -> None:
         """Wait until new output contains the words."""
-        deadline, new = time.monotonic() + 60, ""
-        while words not in " ".join(new.split()):
-            assert time.monotonic() < deadline, (words, new)
-            try:
+        new = ""
+
+        def is_shown() -> bool:
+            nonlocal new
+            with suppress(BlockingIOError):
                 new += CONTROL.sub("", os.read(self._parent_fd, 1 << 16).decode(errors="replace"))
-            except BlockingIOError:
-                time.sleep(0.02)
+            return words in " ".join(new.split())
+
+        wait_until(is_shown)
 
     def wait_for_exit(self) -> tuple[int, str]:
         """Return exit code and stderr."""
-        errors = self.process.communicate(timeout=60)[1]
+        errors = read_outputs(self.process)[1]
         with suppress(OSError):  # all output has been read
             self.last = os.read(self._parent_fd, 1 << 16).decode(errors="replace")
         os.close(self._parent_fd)

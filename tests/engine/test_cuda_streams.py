@@ -17,6 +17,7 @@ from fedmosaic_cli.engine.execution.worker_pool import ClientJob, WorkerPool
 from fedmosaic_cli.engine.rounds import run_rounds
 from tests.test_contract import VARIANTS
 from tests.toys import CPU, TOYS
+from tests.waiting import HANG_SECONDS
 
 GPU = torch.device("cuda:0")
 
@@ -86,7 +87,7 @@ def test_a_failed_client_is_waited_for(calls):
 
 
 def test_there_is_a_thread_per_stream(calls):
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=HANG_SECONDS)
     with WorkerPool(1, 3) as pool:
         pool.map(lambda item: barrier.wait(), [job(client) for client in range(3)])
 
@@ -108,7 +109,7 @@ def test_other_clients_stay_in_the_default_stream(jobs, streams, calls):
 def test_stacks_have_threads_for_all_clients_of_all_workers(calls, monkeypatch):
     """Two stacks run at the same time: the clients of one must not take the threads of the other."""
     monkeypatch.setattr(worker_pool, "MAX_STACK_SIZE", 2)
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=HANG_SECONDS)
     jobs = [job(number, stack_key=number % 2) for number in range(4)]
     with WorkerPool(2, 1) as pool:
         pool.map(lambda item: barrier.wait(), jobs)
@@ -131,7 +132,7 @@ def test_streams_add_threads_for_single_clients_only(calls, monkeypatch):
         assert max(most) == 1, "one stack after the other, as without streams"
         assert pool._executor("worker", GPU)._max_workers == 1
         assert pool._executor("member", GPU)._max_workers == 2
-        barrier = threading.Barrier(3, timeout=20)
+        barrier = threading.Barrier(3, timeout=HANG_SECONDS)
         pool.map(lambda item: barrier.wait(), [job(client) for client in range(3)])
 
 

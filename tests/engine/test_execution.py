@@ -41,6 +41,7 @@ from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.models.model_settings import ModelSettings
 from fedmosaic_cli.runner.build import check_network
 from tests.toys import CPU, TOYS, from_server, make_toy, run_toy
+from tests.waiting import HANG_SECONDS
 
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
@@ -92,7 +93,7 @@ class TestLockstepGroup:
             thread.start()
         group.run()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=HANG_SECONDS)
         assert not any(thread.is_alive() for thread in threads), "a client thread waits forever"
         return results, failures
 
@@ -247,7 +248,7 @@ class TestWorkerPool:
         assert [len(group) for group in groups[1:]] == [MAX_STACK_SIZE, 4]
 
     def test_devices_do_not_wait_for_each_other(self):
-        barrier = threading.Barrier(2, timeout=20)
+        barrier = threading.Barrier(2, timeout=HANG_SECONDS)
         jobs = [ClientJob(0, 1, None, CPU), ClientJob(1, 1, None, META)]
         with WorkerPool(1) as workers:
             # With one queue for both devices, the first job would wait forever.

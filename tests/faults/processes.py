@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.conftest import EVALUATE, PARTITION, RUN
+from tests.waiting import wait_until
 
 ROUNDS = 20
 TRAIN = (
@@ -44,12 +46,20 @@ def results(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def orphans(leader: int, patience: float = 3.0) -> list[str]:
-    """Return processes that a command left behind, after waiting for short-lived ones such as `uname`."""
-    end = time.monotonic() + patience
-    while (found := session_of(leader)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return found
+def pause(process: subprocess.Popen[str]) -> None:
+    """Stop a process until `resume`, unless it has ended."""
+    process.send_signal(signal.SIGSTOP)
+    with suppress(ChildProcessError):  # it has ended, and `poll` has collected its exit code
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def resume(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGCONT)
+
+
+def require_no_orphans(leader: int) -> None:
+    """Wait until no process of a command is left. Short-lived ones such as `uname` may end after it."""
+    wait_until(lambda: not session_of(leader))
 
 
 def session_of(leader: int) -> list[str]:

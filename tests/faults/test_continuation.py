@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import pytest
@@ -19,6 +18,7 @@ from fedmosaic_cli.storage.files import read_checksummed_json, remove_path, to_c
 from fedmosaic_cli.storage.lock import directory_lock
 from tests.faults.conftest import PARTITION, REPORT, RUN, TRAIN, results
 from tests.faults.test_damage import LONGER
+from tests.waiting import HANG_SECONDS, read_outputs, wait_until
 
 ACCEPT = "--allow-nonidentical"
 
@@ -158,25 +158,27 @@ def start_run(folder, *more: str, saved_round=2):
     process = subprocess.Popen(
         [sys.executable, "-m", "fedmosaic_cli", *arguments], cwd=folder, stderr=subprocess.PIPE, text=True
     )
-    while not (folder / RUN / "rounds.jsonl").exists() or newest_checkpoint(folder) < saved_round:
-        assert process.poll() is None
-        time.sleep(0.01)
+    log = folder / RUN / "rounds.jsonl"
+    wait_until(lambda: log.exists() and newest_checkpoint(folder) >= saved_round, process)
     return process
 
 
 ENDLESS = ("--set", "train.local_steps=1000000")
+NO_STOP_TIMEOUT = ("--stop-timeout", "86400")
 
 
 @pytest.mark.parametrize(
-    ("signals", "grace", "words"), [(1, "0.5", "did not finish within 0.5 s"), (2, "30", "stopped immediately")]
+    ("signals", "stop_timeout", "words"),
+    [(1, ("--stop-timeout", "0.5"), "did not finish within 0.5 s"), (2, NO_STOP_TIMEOUT, "stopped immediately")],
 )
-def test_endless_round_is_aborted(reference_run, tmp_path, signals, grace, words):
+def test_endless_round_is_aborted(reference_run, tmp_path, signals, stop_timeout, words):
     shutil.copytree(reference_run / "shards", tmp_path / "shards")
-    process = start_run(tmp_path, *ENDLESS, "--stop-timeout", grace, saved_round=0)
-    for _ in range(signals):
-        time.sleep(0.5)
+    process = start_run(tmp_path, *ENDLESS, *stop_timeout, saved_round=0)
+    process.send_signal(signal.SIGINT)
+    if signals == 2:  # a second signal that arrives before the first is handled would be merged with it
+        assert any("repeat the signal to stop immediately" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = read_outputs(process)
     assert process.returncode == 130
     assert words in errors
 
@@ -191,10 +193,9 @@ def test_blocked_stderr_does_not_prevent_stopping(reference_run, tmp_path):
     os.set_blocking(writer, True)
     arguments = [sys.executable, "-m", "fedmosaic_cli", *TRAIN, *ENDLESS, "-q", "--stop-timeout", "0.5"]
     process = subprocess.Popen(arguments, cwd=tmp_path, stderr=writer)
-    while not (tmp_path / RUN / "rounds.jsonl").exists():
-        time.sleep(0.01)
+    wait_until((tmp_path / RUN / "rounds.jsonl").exists, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 143
+    assert process.wait(HANG_SECONDS) == 143
     os.close(reader)
     os.close(writer)
 
@@ -204,22 +205,22 @@ def test_blocked_stderr_does_not_prevent_stopping(reference_run, tmp_path):
     [
         # The process ends immediately, so its last round may be logged without a checkpoint.
         (("--stop-timeout", "0"), "the round did not finish within 0 s and is discarded", {0, 1}),
-        ((), "stopped after round", {0}),
+        (NO_STOP_TIMEOUT, "stopped after round", {0}),
     ],
 )
-def test_signal_stops_a_run_in_time(reference_run, tmp_path, more, words, unsaved_rounds):
+def test_signal_stops_a_run_that_can_be_resumed(reference_run, tmp_path, more, words, unsaved_rounds):
     shutil.copytree(reference_run / "shards", tmp_path / "shards")
     process = start_run(tmp_path, *more)
     process.send_signal(signal.SIGHUP)
-    _, errors = process.communicate(timeout=30)
+    _, errors = read_outputs(process)
     assert process.returncode == 143
     assert words in errors
     assert "continue with --resume" in errors
     saved = newest_checkpoint(tmp_path)
     assert logged_rounds(tmp_path)[-1] - saved in unsaved_rounds
-    resumed = start_run(tmp_path, saved_round=saved + 1)
+    resumed = start_run(tmp_path, *NO_STOP_TIMEOUT, saved_round=saved + 1)
     resumed.send_signal(signal.SIGHUP)
-    _, errors = resumed.communicate(timeout=30)
+    _, errors = read_outputs(resumed)
     assert f"resumed after round {saved}" in errors
     assert logged_rounds(tmp_path) == [number for number in range(1, newest_checkpoint(tmp_path) + 1) for _ in range(3)]
 
@@ -227,14 +228,17 @@ def test_signal_stops_a_run_in_time(reference_run, tmp_path, more, words, unsave
 def test_nohup_run_survives_sighup(reference_run, tmp_path):
     shutil.copytree(reference_run / "shards", tmp_path / "shards")
     process = subprocess.Popen(
-        ["nohup", sys.executable, "-m", "fedmosaic_cli", *TRAIN, "-q"],
+        ["nohup", sys.executable, "-m", "fedmosaic_cli", *TRAIN, "-q", "--rounds", "100000"],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    time.sleep(1)
+    wait_until(lambda: newest_checkpoint(tmp_path) >= 1, process)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=60) == 0
+    later = newest_checkpoint(tmp_path) + 3
+    wait_until(lambda: newest_checkpoint(tmp_path) >= later, process)
+    process.kill()
+    process.wait(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("schema", [1, 99])

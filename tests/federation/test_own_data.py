@@ -206,7 +206,7 @@ def test_site_init_needs_manifest_and_public_set_beside_the_shard(three_sites, t
     init = ("site", "init", "--shard", shard, "--site-dir", tmp_path / "site", "--allow-root")
     for name in ("public.npz", "manifest.json"):
         (tmp_path / "shard" / name).rename(tmp_path / name)
-        assert_refused(call(*init), f"no {name} beside the shard")
+        assert_refused(call(*init), f"no {name} next to the shard")
         assert not (tmp_path / "site").exists()
     for name in ("public.npz", "manifest.json"):
         (tmp_path / name).rename(tmp_path / "shard" / name)

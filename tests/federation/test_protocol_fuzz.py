@@ -35,6 +35,7 @@ from tests.federation.fuzz_harness import (
 )
 from tests.federation.mutations import Mutator, join_bytes, join_message, split_message
 from tests.federation.sites import Sites, export_shards, join_request, make_config, run
+from tests.waiting import HANG_SECONDS
 
 NUM_MUTANTS, NUM_SLOW_MUTANTS = 200, 20_000
 REASON_CODES = {
@@ -336,7 +337,7 @@ def test_a_socket_receives_no_frame_above_the_limit(tmp_path, monkeypatch):
     listener = ipc.IpcListener(tmp_path)
     try:
         for size, is_received in ((1000, True), (1001, False)):
-            with ipc.connect_socket(tmp_path) as sender, listener.next_connection(5) as receiver:
+            with ipc.connect_socket(tmp_path) as sender, listener.next_connection(HANG_SECONDS) as receiver:
                 sender.send_bytes(bytes(size))
                 if is_received:
                     assert len(ipc.receive_bytes(receiver)) == size

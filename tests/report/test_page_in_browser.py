@@ -15,6 +15,7 @@ import pytest
 
 from fedmosaic_cli.report.stats_tables import TextTable
 from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federation, write_run
+from tests.waiting import HANG_SECONDS
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
@@ -69,7 +70,7 @@ def browse(path: Path, *options: str) -> str:
     fixed = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,900")
     quiet = ("--enable-logging=stderr", "--v=0", f"--user-data-dir={profile}")
     command = [str(BROWSER), *fixed, *quiet, *options, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
     return done.stdout

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 
 import pytest
 
 from fedmosaic_cli.errors import RunStateError
+from fedmosaic_cli.storage import lock
 from fedmosaic_cli.storage.lock import LOCK_FILE, directory_lock, is_locked
 
 
@@ -29,16 +29,22 @@ def test_stale_lock_file_does_not_lock(tmp_path):
     assert (tmp_path / LOCK_FILE).read_text() == "left behind"
 
 
-def test_is_locked_does_not_block_a_writer(tmp_path):
-    """Checking takes a shared lock, here for a longer time."""
+def test_is_locked_does_not_block_a_writer(tmp_path, monkeypatch):
+    """Checking takes a shared lock, here for longer than a writer waits."""
     (tmp_path / LOCK_FILE).write_text("left behind")
     asking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
-    answered = threading.Timer(0.03, os.close, [asking])
-    answered.start()
+    answers = []
+
+    def finish_asking(folder):
+        answers.append(is_locked(folder))
+        os.close(asking)
+        return answers[-1]
+
+    monkeypatch.setattr(lock, "is_locked", finish_asking)
     with directory_lock(tmp_path):
+        assert answers == [False]
         assert is_locked(tmp_path)
-    answered.join()
 
 
 def test_is_locked_ignores_other_readers(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from fedmosaic_cli.errors import ResourceError
 from fedmosaic_cli.sweeps import ray_cluster, ray_session
 from fedmosaic_cli.sweeps.ray_cluster import ClusterMonitor, RayProcess
+from tests.waiting import HANG_SECONDS, wait_until
 
 
 class FakeRay(types.ModuleType):
@@ -88,13 +89,6 @@ def test_a_worker_that_may_come_back_is_asked_again(fake_ray, process):
     assert process.exit_code is None
 
 
-def wait_until_dead(monitor):
-    for _ in range(1000):
-        if not monitor.is_alive():
-            return
-        ray_cluster.time.sleep(0.01)
-
-
 @pytest.mark.parametrize("death", ["node", "no answer"])
 def test_a_dead_cluster_ends_the_sweep_with_one_line(death, fake_ray, process, monkeypatch):
     fake_ray.answer = fake_ray.exceptions.ActorUnavailableError("later")
@@ -103,7 +97,7 @@ def test_a_dead_cluster_ends_the_sweep_with_one_line(death, fake_ray, process, m
     else:
         monkeypatch.setattr(ray_cluster, "ANSWER_TIMEOUT_SECONDS", 0.1)
         monkeypatch.setattr(fake_ray, "nodes", lambda: 1 / 0)
-    wait_until_dead(process._monitor)
+    wait_until(lambda: not process._monitor.is_alive())
     with pytest.raises(ResourceError, match=r"^Ray has stopped or does not answer \(--engine ray\): run the same"):
         process.poll()
     process.send_signal(signal.SIGTERM)
@@ -124,12 +118,13 @@ def test_a_shutdown_ends_and_kills_what_a_private_ray_leaves(duration_seconds, f
 
 
 ORPHAN_SCRIPT = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from fedmosaic_cli.machine import adopt_orphans, kill_descendants
 with adopt_orphans():
     # A shell that ends at once and leaves a process in another session.
     orphan = int(subprocess.check_output(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"]))
-    time.sleep(0.1)
+    while os.getsid(orphan) == os.getsid(0):
+        time.sleep(0.01)
     assert kill_descendants() == 1
     while kill_descendants():
         time.sleep(0.01)
@@ -139,6 +134,6 @@ with adopt_orphans():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prctl")
 def test_processes_whose_parent_died_are_killed_too():
     done = subprocess.run(
-        [sys.executable, "-c", ORPHAN_SCRIPT], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", ORPHAN_SCRIPT], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ from fedmosaic_cli.sweeps.jobs import JobFailure, JobRunner
 from fedmosaic_cli.sweeps.ray_cluster import JobResources, RemoteCommand, WorkerActor, sweep_marker
 from tests.conftest import fedmosaic
 from tests.sweeps.small_studies import STUDY, results_in
+from tests.waiting import read_outputs
 
 SLURM = 'sed -n "${SLURM_ARRAY_TASK_ID}p" commands.txt | bash'
 # A shell function, so that the commands call the tested program and not an installed one.
@@ -62,7 +63,7 @@ def printed_commands(tmp_path_factory):
         for number in range(1, len(printed.stdout.splitlines()) + 1)
     ]
     for task in tasks:
-        _, errors = task.communicate(timeout=120)
+        _, errors = read_outputs(task)
         assert task.returncode == 0, errors
     return folder, printed
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from tests.conftest import fedmosaic
 from tests.sweeps.small_studies import SMALL, STUDY, results_in
+from tests.waiting import read_outputs, wait_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -61,8 +61,8 @@ class Sweep:
         """The running jobs as (pid, pid of the worker)."""
         return [(pid, parent) for pid, parent, command in self.processes() if "--resume" in command]
 
-    def wait(self, timeout=120.0):
-        stdout, stderr = self.process.communicate(timeout=timeout)
+    def wait(self):
+        stdout, stderr = read_outputs(self.process)
         return self.process.returncode, stdout, stderr
 
 
@@ -95,13 +95,6 @@ def started(folder, *arguments):
         for pid, _, _ in sweep.processes():
             os.kill(pid, signal.SIGKILL)
         sweep.process.communicate()
-
-
-def wait_for(condition, timeout_seconds=90.0):
-    end = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < end, "timeout"
-        time.sleep(0.02)
 
 
 def checkpoints(folder):
@@ -139,7 +132,7 @@ def test_a_sweep_on_ray_gives_the_same_files_and_table(results_without_ray, tmp_
 @pytest.mark.parametrize("victim", ["run", "worker"])
 def test_killed_runs_and_workers_are_retried_without_loss(victim, results_without_ray, tmp_path):
     with started(tmp_path, *LONG, *RAY) as sweep:
-        wait_for(lambda: len(checkpoints(tmp_path)) >= 3)
+        wait_until(lambda: len(checkpoints(tmp_path)) >= 3)
         for run, worker in sweep.runs():
             os.kill(run if victim == "run" else worker, signal.SIGKILL)
         code, stdout, stderr = sweep.wait()
@@ -153,7 +146,7 @@ def test_killed_runs_and_workers_are_retried_without_loss(victim, results_withou
 
 def test_a_run_fails_when_its_retries_are_used_up(tmp_path):
     with started(tmp_path, *LONG, *RAY, "--retries", "0", "--jobs", "1") as sweep:
-        wait_for(lambda: checkpoints(tmp_path))
+        wait_until(lambda: checkpoints(tmp_path))
         ((run, _),) = sweep.runs()
         os.kill(run, signal.SIGKILL)
         code, _, stderr = sweep.wait()
@@ -165,12 +158,12 @@ def test_a_run_fails_when_its_retries_are_used_up(tmp_path):
 def test_a_stopped_sweep_leaves_no_process_and_can_be_continued(number, code, results_without_ray, tmp_path):
     before = ray_temp_dirs()
     with started(tmp_path, *LONG, *RAY) as sweep:
-        wait_for(lambda: checkpoints(tmp_path))
+        wait_until(lambda: checkpoints(tmp_path))
         if number == signal.SIGINT:  # a terminal signals the whole process group
             os.killpg(sweep.process.pid, number)
         else:
             sweep.process.send_signal(number)
-        exit_code, stdout, stderr = sweep.wait(timeout=60)
+        exit_code, stdout, stderr = sweep.wait()
         assert exit_code == code, stderr
         assert stdout == ""
         assert stderr.splitlines()[-1] == "stopped: run the same command again to continue"
@@ -182,39 +175,39 @@ def test_a_stopped_sweep_leaves_no_process_and_can_be_continued(number, code, re
 
 def test_a_second_signal_stops_immediately_and_leaves_no_process(tmp_path):
     with started(tmp_path, *ENDLESS, *RAY) as sweep:
-        wait_for(lambda: checkpoints(tmp_path))
+        wait_until(lambda: checkpoints(tmp_path))
         os.killpg(sweep.process.pid, signal.SIGINT)
-        time.sleep(0.2)
+        assert any("repeat the signal to stop immediately" in line for line in sweep.process.stderr)
         os.killpg(sweep.process.pid, signal.SIGINT)
-        code, _, stderr = sweep.wait(timeout=10)
+        code, _, stderr = sweep.wait()
         assert code == 130
         assert stderr.splitlines()[-1] == "stopped immediately: run the same command again to continue"
-        wait_for(lambda: sweep.processes() == [], timeout_seconds=5.0)
+        wait_until(lambda: sweep.processes() == [])
 
 
 def test_a_signal_during_the_start_of_ray_leaves_no_process(tmp_path):
     with started(tmp_path, *ENDLESS, *RAY) as sweep:
-        wait_for(lambda: any("raylet" in command for _, _, command in sweep.processes()))
+        wait_until(lambda: any("raylet" in command for _, _, command in sweep.processes()))
         sweep.process.send_signal(signal.SIGTERM)
-        code, _, _ = sweep.wait(timeout=60)
+        code, _, _ = sweep.wait()
         assert code == 143
-        wait_for(lambda: sweep.processes() == [], timeout_seconds=10.0)
+        wait_until(lambda: sweep.processes() == [])
 
 
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
 def test_a_dead_ray_ends_the_sweep_with_one_line(victim, tmp_path):
     with started(tmp_path, *ENDLESS, *RAY) as sweep:
-        wait_for(lambda: checkpoints(tmp_path))
+        wait_until(lambda: checkpoints(tmp_path))
         for pid, _, command in sweep.processes():
             if command.split("\0")[0].endswith(f"/{victim}"):
                 os.kill(pid, signal.SIGKILL)
-        code, stdout, stderr = sweep.wait(timeout=100)
+        code, stdout, stderr = sweep.wait()
         assert code == 4, stderr
         assert stdout == ""
         assert stderr.splitlines()[-1] == (
             "error: Ray has stopped or does not answer (--engine ray): run the same command to continue"
         )
-        wait_for(lambda: sweep.processes() == [], timeout_seconds=10.0)
+        wait_until(lambda: sweep.processes() == [])
 
 
 def test_a_run_fails_when_the_memory_of_the_machine_is_full(tmp_path, monkeypatch):
@@ -231,7 +224,7 @@ def test_a_run_fails_when_the_memory_of_the_machine_is_full(tmp_path, monkeypatc
 
 def test_a_private_ray_listens_on_loopback_only(tmp_path):
     with started(tmp_path, *ENDLESS, *RAY) as sweep:
-        wait_for(lambda: checkpoints(tmp_path))
+        wait_until(lambda: checkpoints(tmp_path))
         addresses = {
             connection.laddr.ip
             for pid, _, _ in sweep.processes()
@@ -306,7 +299,7 @@ def test_an_existing_cluster_is_joined_and_keeps_running(cluster, results_withou
 
 def test_losing_a_machine_loses_no_results(cluster, results_without_ray, tmp_path):
     with started(tmp_path, *LONG, *RAY, "--ray-address", cluster.address) as sweep:
-        wait_for(lambda: len({path.parent for path in checkpoints(tmp_path)}) == 2)
+        wait_until(lambda: len({path.parent for path in checkpoints(tmp_path)}) == 2)
         cluster.remove_node()
         code, stdout, stderr = sweep.wait()
     assert code == 0, stderr

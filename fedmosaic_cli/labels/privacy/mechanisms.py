@@ -72,7 +72,7 @@ def add_clipped_gaussian_noise(
 ) -> NDArray[np.float64]:
     """Values clipped to [0, max_value], plus independent Gaussian noise, clipped again; unchanged without noise.
 
-    NaN counts as 0 before the noise is added. Otherwise it would stay NaN and tell that the client diverged.
+    NaN counts as 0 before the noise is added. Otherwise it would stay NaN and reveal that the client diverged.
     """
     exact = np.array(values, dtype=np.float64)
     if sigma == 0:

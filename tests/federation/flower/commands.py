@@ -7,13 +7,12 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tests.federation.flower.federation import wait
+from tests.waiting import HANG_SECONDS, wait_until
 
 MARKER = "FEDMOSAIC_TEST_MARK"
 
@@ -45,15 +44,15 @@ class Command:
     def stderr(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, text: str, seconds: float = 120) -> None:
+    def wait_for(self, text: str) -> None:
         """Wait until stderr contains a text."""
-        wait(lambda: text in self.stderr or self.process.poll() is not None, seconds, pause=0.05)
+        wait_until(lambda: text in self.stderr or self.process.poll() is not None)
         assert text in self.stderr, self.stderr
 
-    def wait(self, seconds: float = 180) -> int:
+    def wait(self) -> int:
         """Wait for the end and return the exit code."""
-        code = self.process.wait(seconds)
-        self._reader.join(5)
+        code = self.process.wait(HANG_SECONDS)
+        self._reader.join(HANG_SECONDS)
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
@@ -67,11 +66,9 @@ class Command:
                     found.append(f"{process.pid} {' '.join(process.cmdline())}")
         return found
 
-    def require_no_descendants(self, seconds: float = 60) -> None:
-        until = time.monotonic() + seconds
-        while (descendants := self.descendants()) and time.monotonic() < until:
-            time.sleep(0.2)
-        assert not descendants
+    def require_no_descendants(self) -> None:
+        """Wait until no descendant is left. Some of them end after the command."""
+        wait_until(lambda: not self.descendants())
 
 
 def is_listening(port: int) -> bool:

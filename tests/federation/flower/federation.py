@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from fedmosaic_cli.federation.flower.keys import create_certificate_authority, c
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
 from fedmosaic_cli.machine import PARENT_PID_VARIABLE
+from tests.waiting import HANG_SECONDS, wait_until
 
 
 class Federation:
@@ -47,11 +46,11 @@ class Federation:
         path = self.folder / name / f"site-{client}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for_all(self, seconds: float = 60) -> None:
-        wait(lambda: self.transport.reachable_clients() == set(self.clients), seconds)
+    def wait_for_all(self) -> None:
+        wait_until(lambda: self.transport.reachable_clients() == set(self.clients))
 
     def send(
-        self, text: str = "echo x", seconds: float = 60, **others: str
+        self, text: str = "echo x", seconds: float = HANG_SECONDS, **others: str
     ) -> dict[int, ClientResponse | ClientFailure]:
         """Send one request per client; clients named `c1=...` get another text."""
         requests = {client: others.get(f"c{client}", text).encode() for client in self.clients}
@@ -78,21 +77,13 @@ class Federation:
             site.terminate()
         self.transport.close()
         for site in self.sites.values():
-            site.wait(timeout=30)
+            site.wait(HANG_SECONDS)
 
 
 def start_site(*arguments: str) -> subprocess.Popen[bytes]:
     """Start a site that ends with the tests."""
     command = [sys.executable, "-m", "tests.federation.flower.site", *arguments]
     return subprocess.Popen(command, env={**os.environ, PARENT_PID_VARIABLE: str(os.getpid())})
-
-
-def wait(condition: Callable[[], bool], seconds: float, pause: float = 0.3) -> None:
-    """Wait until a condition holds."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, "timeout"
-        time.sleep(pause)
 
 
 def kill(runtime_dir: Path, program: str) -> None:

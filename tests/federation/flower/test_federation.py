@@ -9,8 +9,10 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from fedmosaic_cli.federation.flower.flower_processes import runtime_dir_processes
 from fedmosaic_cli.federation.transport import ClientFailure, ClientResponse
-from tests.federation.flower.federation import Federation, kill, wait
+from tests.federation.flower.federation import Federation, kill
+from tests.waiting import HANG_SECONDS, wait_until
 
 pytestmark = pytest.mark.flower
 
@@ -28,9 +30,9 @@ def federation(tmp_path_factory):
 def test_requests_and_responses_arrive_unchanged(federation):
     assert federation.send() == federation.echoes()
     payload = bytes(range(256)) * 400
-    responses = list(federation.transport.send_requests({1: b"echo " + payload}, 60))
+    responses = list(federation.transport.send_requests({1: b"echo " + payload}, HANG_SECONDS))
     assert responses == [ClientResponse(1, b"1:echo " + payload)]
-    assert list(federation.transport.send_requests({2: b""}, 60)) == [ClientResponse(2, b"2:")]
+    assert list(federation.transport.send_requests({2: b""}, HANG_SECONDS)) == [ClientResponse(2, b"2:")]
 
 
 def test_tokens_of_apps_are_not_in_the_list_of_processes(federation):
@@ -56,37 +58,44 @@ def test_tokens_of_apps_are_not_in_the_list_of_processes(federation):
 
 def test_a_late_site_fails_one_round_and_takes_part_in_the_next(federation):
     outcomes = federation.send("echo a", seconds=12, c1="sleep-20 a")
-    assert outcomes == federation.echoes("echo a") | {1: ClientFailure(1, "deadline")}
-    assert federation.send("echo b", seconds=60) == federation.echoes("echo b")
+    assert outcomes[1] == ClientFailure(1, "deadline")
+    for client in (0, 2):  # on a slow machine they may be late, too
+        assert outcomes[client] in (federation.echoes("echo a")[client], ClientFailure(client, "deadline"))
+    assert federation.send("echo b") == federation.echoes("echo b")
 
 
 def test_a_site_that_dies_while_responding_gets_the_same_request_again(federation):
     site = federation.sites["0"]
     requests = {client: (b"die y" if client == 0 else b"echo y") for client in federation.clients}
     outcomes = {}
-    for outcome in federation.transport.send_requests(requests, 120):
+    for outcome in federation.transport.send_requests(requests, HANG_SECONDS):
         outcomes[outcome.client_id] = outcome
         if len(outcomes) == 2:
-            site.wait(timeout=60)
+            site.wait(HANG_SECONDS)
             federation.start(0)
     assert outcomes == federation.echoes("echo y", c0="die y")
 
 
-def test_a_killed_and_restarted_site_reconnects_at_once(federation):
+def test_a_killed_and_restarted_site_is_not_refused(federation):
+    """Its node ends with it and says so. A node that is killed is refused for a minute."""
+    runtime_dir = federation.site_runtime_dir(1)
     federation.sites["1"].kill()
     federation.sites["1"].wait()
+    wait_until(lambda: runtime_dir_processes(runtime_dir) == [])
+    refusals = [event["kind"] for event in federation.log(1)].count("refused")
     federation.start(1)
-    begin = time.monotonic()
-    assert federation.send("echo z", seconds=120) == federation.echoes("echo z")
-    assert time.monotonic() - begin < 45
+    assert federation.send("echo z") == federation.echoes("echo z")
+    assert [event["kind"] for event in federation.log(1)].count("refused") == refusals
 
 
 def test_a_site_that_stays_offline_is_reported_as_gone(federation):
     federation.sites["2"].kill()
     federation.sites["2"].wait()
-    wait(lambda: 2 not in federation.transport.reachable_clients(), 30)
+    wait_until(lambda: 2 not in federation.transport.reachable_clients())
     outcomes = federation.send("echo w", seconds=15)
-    assert outcomes == federation.echoes("echo w") | {2: ClientFailure(2, "gone")}
+    assert outcomes[2] == ClientFailure(2, "gone")
+    for client in (0, 1):  # on a slow machine they may be late
+        assert outcomes[client] in (federation.echoes("echo w")[client], ClientFailure(client, "deadline"))
     federation.start(2)
     federation.wait_for_all()
 
@@ -96,11 +105,11 @@ def test_an_unregistered_key_is_refused_and_others_are_unaffected(federation):
 
     create_node_key(federation.folder / "unregistered-key")
     federation.start(1, key=federation.folder / "unregistered-key", name="unregistered")
-    wait(lambda: any(event["kind"] == "refused" for event in federation.log(1, "unregistered")), 40)
+    wait_until(lambda: any(event["kind"] == "refused" for event in federation.log(1, "unregistered")))
     assert federation.send("echo v") == federation.echoes("echo v")
     assert not any(event["kind"] in ("connected", "asked") for event in federation.log(1, "unregistered"))
     federation.sites["unregistered"].terminate()
-    federation.sites["unregistered"].wait(timeout=30)
+    federation.sites["unregistered"].wait(HANG_SECONDS)
 
 
 def test_a_site_refuses_a_superlink_of_another_authority(federation):
@@ -108,28 +117,28 @@ def test_a_site_refuses_a_superlink_of_another_authority(federation):
 
     other = create_certificate_authority(federation.folder / "other", ["127.0.0.1"])
     federation.start(2, root=other.ca_certificate, name="misdirected")
-    wait(lambda: any(event["kind"] == "refused" for event in federation.log(2, "misdirected")), 40)
+    wait_until(lambda: any(event["kind"] == "refused" for event in federation.log(2, "misdirected")))
     reason = next(event["detail"] for event in federation.log(2, "misdirected") if event["kind"] == "refused")
     assert "certificate" in reason.lower(), reason
     federation.sites["misdirected"].terminate()
-    federation.sites["misdirected"].wait(timeout=30)
+    federation.sites["misdirected"].wait(HANG_SECONDS)
 
 
 def test_a_killed_superlink_is_restarted_within_the_round(federation):
     outcomes = {}
     requests = {client: (b"sleep-8 s" if client else b"echo s") for client in federation.clients}
-    for outcome in federation.transport.send_requests(requests, 180):
+    for outcome in federation.transport.send_requests(requests, HANG_SECONDS):
         if not outcomes:
             kill(federation.transport._runtime_dir.path, "flower-superlink")
         outcomes[outcome.client_id] = outcome
     assert outcomes == federation.echoes("sleep-8 s", c0="echo s")
-    assert federation.send("echo t", seconds=120) == federation.echoes("echo t")
+    assert federation.send("echo t") == federation.echoes("echo t")
 
 
 def test_a_killed_relay_is_restarted_within_the_round(federation):
     outcomes = {}
     requests = {client: (b"sleep-8 r" if client else b"echo r") for client in federation.clients}
-    for outcome in federation.transport.send_requests(requests, 180):
+    for outcome in federation.transport.send_requests(requests, HANG_SECONDS):
         if not outcomes:
             kill(federation.transport._runtime_dir.path, "flwr-serverapp")
         outcomes[outcome.client_id] = outcome
@@ -139,6 +148,6 @@ def test_a_killed_relay_is_restarted_within_the_round(federation):
 def test_a_killed_node_is_refused_for_a_minute_and_then_accepted(federation):
     runtime_dir = federation.site_runtime_dir(1)
     kill(runtime_dir, "node_program")
-    assert federation.send("echo q", seconds=150) == federation.echoes("echo q")
+    assert federation.send("echo q") == federation.echoes("echo q")
     assert any(event["kind"] == "refused" for event in federation.log(1))
     assert federation.sites["1"].poll() is None

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -44,6 +43,7 @@ from fedmosaic_cli.federation.flower.superlink import (
     is_loopback,
 )
 from fedmosaic_cli.federation.transport import ClientFailure
+from tests.waiting import HANG_SECONDS, wait_until
 
 CREDENTIALS = Credentials(Path("/a b/ca.crt"), Path("/s.pem"), Path("/s.key"))
 
@@ -82,7 +82,7 @@ def test_a_listener_queues_connections(tmp_path):
         sender.start()
     received = set()
     for _ in senders:
-        with listener.next_connection(5) as connection:
+        with listener.next_connection(HANG_SECONDS) as connection:
             received.add(connection.recv_bytes())
             connection.send_bytes(b"yes")
     for sender in senders:
@@ -109,7 +109,7 @@ def test_a_listener_refuses_a_wrong_key(tmp_path):
         Client(str(tmp_path / ipc.SOCKET_FILE), "AF_UNIX", authkey=b"guess")
     assert listener.next_connection(0.1) is None
     threading.Thread(target=send, args=(tmp_path, b"three")).start()
-    with listener.next_connection(5) as connection:  # others still connect
+    with listener.next_connection(HANG_SECONDS) as connection:  # others still connect
         assert connection.recv_bytes() == b"three"
         connection.send_bytes(b"yes")
     listener.close()
@@ -368,7 +368,7 @@ def test_the_token_of_an_app_is_not_among_its_arguments(capfd):
     process = superexec.start_app([sys.executable, "-c", SHOW_TOKEN, "ADDRESS", "--token", "secret", "--insecure"])
     assert process.args[-2].startswith("/dev/fd/")
     assert "secret" not in process.args
-    assert process.wait(30) == 0
+    assert process.wait(HANG_SECONDS) == 0
     assert capfd.readouterr().out == f"['ADDRESS', '--token-file', '{process.args[-2]}', '--insecure'] secret\n"
 
 
@@ -380,27 +380,30 @@ def test_a_token_that_would_be_visible_is_refused(tmp_path):
 
 def test_an_app_without_a_token_is_started_as_it_is(capfd):
     process = superexec.start_app([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL)
-    assert process.wait(30) == 0
+    assert process.wait(HANG_SECONDS) == 0
     assert capfd.readouterr().out == ""
 
 
-SLEEPER = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+IGNORES_SIGTERM = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(900)
+"""
+SLEEPER = "import subprocess, time; subprocess.Popen(['sleep', '900'], start_new_session=True); time.sleep(900)"
 
 
 def test_terminate_all_ends_a_process_and_its_descendants(tmp_path):
     child = FlowerProcess([sys.executable, "-c", SLEEPER], tmp_path)
-    until(lambda: len(runtime_dir_processes(tmp_path)) == 2)
+    wait_until(lambda: len(runtime_dir_processes(tmp_path)) == 2)
     terminate_all(tmp_path)
     assert runtime_dir_processes(tmp_path) == []
     assert child.process.wait() == -signal.SIGTERM
 
 
 def test_terminate_all_kills_a_process_that_ignores_sigterm(tmp_path):
-    ignoring = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-    )
-    child = FlowerProcess([sys.executable, "-c", ignoring], tmp_path)
-    until(lambda: child.has_output("ready"))
+    child = FlowerProcess([sys.executable, "-c", IGNORES_SIGTERM], tmp_path)
+    wait_until(lambda: child.has_output("ready"))
     terminate_all(tmp_path, grace_seconds=0.5)
     assert child.process.wait() == -signal.SIGKILL
 
@@ -416,21 +419,21 @@ def test_a_child_receives_one_sigterm_when_its_parent_dies(tmp_path):
         "    sys.exit()\n"
         "signal.signal(signal.SIGTERM, on_sigterm)\n"
         "open('ready', 'w').close()\n"
-        "time.sleep(60)\n"
+        "time.sleep(900)\n"
     )
     parent = (
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
         "from fedmosaic_cli.federation.flower.flower_processes import FlowerProcess\n"
         "for _ in range(20):\n"
-        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "    threading.Thread(target=time.sleep, args=(900,), daemon=True).start()\n"
         f"start = lambda: FlowerProcess([sys.executable, '-c', {child!r}], Path({str(tmp_path)!r}), graceful=True)\n"
-        "threading.Thread(target=lambda: (start(), time.sleep(60)), daemon=True).start()\n"
+        "threading.Thread(target=lambda: (start(), time.sleep(900)), daemon=True).start()\n"
         "while not Path('ready').exists(): time.sleep(0.05)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, check=False, timeout=30)
-    until(lambda: runtime_dir_processes(tmp_path) == [])
+    subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, check=False, timeout=HANG_SECONDS)
+    wait_until(lambda: runtime_dir_processes(tmp_path) == [])
     assert (tmp_path / "terminated").exists()
 
 
@@ -440,19 +443,14 @@ def test_exit_reason_is_the_last_line_of_output(tmp_path):
         [sys.executable, "-c", "print('one'); print('\\x1b[31mtwo\\x1b[0m')"], tmp_path, on_line=lines.append
     )
     child.process.wait()
+    child._reader_thread.join(HANG_SECONDS)
     assert child.exit_reason() == "two"
     assert lines == ["one", "two"]
     assert child.exit_code() is None
     silent = FlowerProcess([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
     silent.process.wait()
+    silent._reader_thread.join(HANG_SECONDS)
     assert silent.exit_reason() == "it ended with code 3 without output"
-
-
-def until(condition, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_missing_directory_does_not_keep_a_site_from_responding(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
@@ -24,7 +23,8 @@ from fedmosaic_cli.federation.flower.superlink import (
     flwr_config,
     free_port,
 )
-from tests.federation.flower.federation import Federation, start_site, wait
+from tests.federation.flower.federation import Federation, start_site
+from tests.waiting import HANG_SECONDS, wait_until
 
 pytestmark = pytest.mark.flower
 
@@ -61,7 +61,7 @@ def main(grid, context):
         time.sleep(0.2)
     content = RecordDict({{"r": ConfigRecord({{"v": b"echo hello"}})}})
     messages = [Message(content, dst_node_id=node, message_type="query") for node in nodes]
-    for reply in grid.send_and_receive(messages, timeout=60):
+    for reply in grid.send_and_receive(messages, timeout=900):
         text = repr(reply.error) if reply.has_error() else repr(reply.content["r"]["v"])
         Path({folder!r}, "reply").write_text(text)
 """
@@ -106,12 +106,12 @@ class HostileCoordinator:
         (self.runtime_dir / "flwr" / "config.toml").write_text(flwr_config(address))
         command = ["flower-superlink", "--host", address.host, "--port", str(address.port), "--insecure"]
         self.superlink = FlowerProcess([*command, "--disable-runtime-dependency-installation"], self.runtime_dir)
-        wait(lambda: self.superlink.has_output(LISTENING_TEXT), 60)
+        wait_until(lambda: self.superlink.has_output(LISTENING_TEXT))
 
     def run_app(self) -> str:
         """Run the hostile app, and return the reply of its node."""
         run_flwr(self.runtime_dir, ("run", str(write_app(self.folder)), CONNECTION_NAME))
-        wait((self.folder / "reply").exists, 90)
+        wait_until((self.folder / "reply").exists)
         return (self.folder / "reply").read_text()
 
 
@@ -119,7 +119,7 @@ def test_a_site_answers_the_message_of_a_hostile_app_and_executes_nothing_of_it(
     with ExitStack() as stack:
         coordinator = HostileCoordinator(tmp_path, stack)
         site = start_site("0", coordinator.address, "-", "-", str(tmp_path))
-        stack.callback(site.wait, 30)
+        stack.callback(site.wait, HANG_SECONDS)
         stack.callback(site.terminate)
         assert coordinator.run_app() == repr(b"0:echo hello")
         assert (tmp_path / "server-executed").exists()
@@ -162,7 +162,7 @@ def test_the_coordinator_starts_no_app_but_its_relay(tmp_path):
         federation.wait_for_all()
         runtime_dir = federation.transport._runtime_dir.path
         run_flwr(runtime_dir, ("run", str(write_app(tmp_path)), CONNECTION_NAME))
-        wait(lambda: "only the relay" in (runtime_dir / "superexec-output").read_text(), 30)
+        wait_until(lambda: "only the relay" in (runtime_dir / "superexec-output").read_text())
         assert federation.send() == federation.echoes()
         assert not (tmp_path / "server-executed").exists()
         assert not (tmp_path / "client-executed").exists()
@@ -178,10 +178,9 @@ def test_a_node_that_is_registered_under_the_name_of_a_client_gets_no_requests(t
         register = ("supernode", "register", str(key), CONNECTION_NAME, "--name", "client-000")
         run_flwr(federation.transport._runtime_dir.path, register)
         federation.start(0, key=tmp_path / "impostor", name="impostor-site")
-        wait(lambda: any(event["kind"] == "connected" for event in federation.log(0, "impostor-site")), 60)
-        for number in range(3):
+        wait_until(lambda: any(event["kind"] == "connected" for event in federation.log(0, "impostor-site")))
+        for number in range(10):
             assert federation.send(f"echo {number}") == federation.echoes(f"echo {number}")
-            time.sleep(1)
         assert not any(event["kind"] == "asked" for event in federation.log(0, "impostor-site"))
     finally:
         federation.close()
@@ -196,7 +195,7 @@ def test_the_superlink_gives_no_task_to_a_process_without_the_secret(tmp_path):
         request = urllib.request.Request(url, data=b"", headers=headers, method="POST")
         trust = ssl.create_default_context(cafile=str(federation.credentials.ca_certificate))
         with pytest.raises(urllib.error.HTTPError) as raised:
-            urllib.request.urlopen(request, context=trust, timeout=30)
+            urllib.request.urlopen(request, context=trust, timeout=HANG_SECONDS)
         raised.value.close()
         assert raised.value.code == 401
     finally:

@@ -17,7 +17,8 @@ from fedmosaic_cli.federation.flower.ipc import RuntimeDir
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority, create_node_key
 from fedmosaic_cli.federation.flower.superlink import SuperLinkAddress
 from fedmosaic_cli.federation.transport import ClientResponse
-from tests.federation.flower.federation import Federation, start_site, wait
+from tests.federation.flower.federation import Federation, start_site
+from tests.waiting import HANG_SECONDS, wait_until
 
 pytestmark = pytest.mark.flower
 
@@ -53,7 +54,7 @@ def test_a_killed_coordinator_leaves_only_a_directory_for_the_next_to_remove(tmp
         runtime_dir = Path(started["runtime_dir"])
         assert len(runtime_dir_processes(runtime_dir)) >= 3
         coordinator.kill()
-    wait(lambda: runtime_dir_processes(runtime_dir) == [], 20, pause=0.05)
+    wait_until(lambda: runtime_dir_processes(runtime_dir) == [])
     assert is_free(started["address"])
     assert runtime_dir.exists()
     RuntimeDir().close()  # removes stale directories
@@ -66,13 +67,13 @@ def test_terminated_and_killed_sites_leave_nothing(tmp_path):
         federation.wait_for_all()
         runtime_dirs = [federation.site_runtime_dir(client) for client in federation.clients]
         federation.sites["0"].terminate()
-        federation.sites["0"].wait(timeout=20)
+        federation.sites["0"].wait(HANG_SECONDS)
         assert runtime_dir_processes(runtime_dirs[0]) == []
         assert not runtime_dirs[0].exists()
         federation.sites["1"].kill()
         federation.sites["1"].wait()
-        wait(lambda: runtime_dir_processes(runtime_dirs[1]) == [], 20, pause=0.05)
-        wait(lambda: federation.transport.reachable_clients() == set(), 20)
+        wait_until(lambda: runtime_dir_processes(runtime_dirs[1]) == [])
+        wait_until(lambda: federation.transport.reachable_clients() == set())
     finally:
         federation.close()
 
@@ -81,12 +82,13 @@ def test_sites_on_this_machine_work_without_keys(tmp_path):
     with FlowerTransport({0: None, 1: None}) as transport:
         sites = [start_site(str(client), transport.address, "-", "-", str(tmp_path)) for client in (0, 1)]
         try:
-            responses = {one.client_id: one for one in transport.send_requests({0: b"echo a", 1: b"echo b"}, 90)}
+            requests = {0: b"echo a", 1: b"echo b"}
+            responses = {one.client_id: one for one in transport.send_requests(requests, HANG_SECONDS)}
             assert responses == {0: ClientResponse(0, b"0:echo a"), 1: ClientResponse(1, b"1:echo b")}
         finally:
             for site in sites:
                 site.terminate()
-                site.wait(timeout=20)
+                site.wait(HANG_SECONDS)
 
 
 def test_a_port_in_use_is_refused(tmp_path):

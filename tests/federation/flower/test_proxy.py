@@ -8,7 +8,6 @@ import shutil
 import ssl
 import subprocess
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -18,6 +17,8 @@ pytest.importorskip("cryptography")
 from fedmosaic_cli.federation.flower import nginx as proxy
 from fedmosaic_cli.federation.flower.keys import create_certificate_authority
 from fedmosaic_cli.federation.flower.superlink import free_port
+from tests.federation.flower.commands import is_listening
+from tests.waiting import HANG_SECONDS, wait_until
 
 needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None or os.geteuid() != 0, reason="needs nginx and root")
 FORWARDED = ("/v1/fleet/pull-messages", "/v1/fleet/push-object")
@@ -58,28 +59,25 @@ def proxied(tmp_path, monkeypatch):
     (folder / "nginx.conf").write_text(proxy.nginx_config(folder, "fed.example.org"))
     nginx = subprocess.Popen(["nginx", "-c", str(folder / "nginx.conf"), "-g", "daemon off;"])
     try:
+        wait_until(lambda: is_listening(int(proxy.PUBLIC_PORT.rpartition(":")[2])), nginx)
         yield ssl.create_default_context(cafile=credentials.ca_certificate)
     finally:
         nginx.terminate()
-        nginx.wait(timeout=20)
+        nginx.wait(timeout=HANG_SECONDS)
         server.shutdown()
         server.server_close()
 
 
 def post(path: str, trust: ssl.SSLContext, body: bytes = b"x") -> tuple[int, bytes]:
-    """Return status and body of a request to nginx, which may need a moment to start."""
-    for _ in range(100):
-        try:
-            host, _, port = proxy.PUBLIC_PORT.rpartition(":")
-            connection = http.client.HTTPSConnection(host, int(port), context=trust, timeout=20)
-            connection.request("POST", path, body)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-        finally:
-            connection.close()
-    raise AssertionError("nginx does not listen")
+    """Return status and body of a request to nginx."""
+    host, _, port = proxy.PUBLIC_PORT.rpartition(":")
+    connection = http.client.HTTPSConnection(host, int(port), context=trust, timeout=HANG_SECONDS)
+    try:
+        connection.request("POST", path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
 
 
 @needs_nginx
