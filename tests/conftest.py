@@ -139,7 +139,7 @@ def with_batch_norm(monkeypatch):
 def finished_runs(tmp_path_factory) -> Path:
     """Return finished runs of several methods, made once per session."""
     folder = tmp_path_factory.mktemp("finished")
-    short = ("--preset", "quickstart", "--rounds", "7", "--quiet")
+    short = ("--preset", "quickstart", "--name", "quickstart", "--rounds", "7", "--quiet")
     for arguments in (
         ("train", *short, "--seeds", "0,1"),
         ("baseline", "all", *short),

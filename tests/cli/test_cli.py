@@ -20,7 +20,7 @@ from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS
 from tests.conftest import fedmosaic
 
 # One warm-up round, so that the other two exchange labels.
-SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "methods.fedmosaic.warmup_rounds=1")
+SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "methods.fedmosaic.warmup_rounds=1", "--name", "quickstart", "--tag", "")
 RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
 
 

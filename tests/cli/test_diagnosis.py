@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
 
-SHORT = ("--preset", "quickstart-label-skew", "--rounds", "12")
+SHORT = ("--preset", "quickstart-label-skew", "--rounds", "12", "--name", "quickstart-label-skew", "--tag", "")
 PAPER = ("--set", "methods.fedmosaic.trust=paper")
 RUN = Path("runs/quickstart-label-skew/fedmosaic-entropy/seed-0")
 FADED = ": for them this is Local training, and nothing here tells of collaboration"

@@ -18,6 +18,7 @@ SHORT = (
     "methods.fedmosaic.warmup_rounds=1",
     "--set",
     "methods.fedct.warmup_rounds=1",
+    *("--name", "quickstart", "--tag", ""),
 )
 
 

@@ -28,7 +28,7 @@ from fedmosaic_cli.runner.forecast import (
 )
 from fedmosaic_cli.storage.checkpoints import read_newest_checkpoint, write_checkpoint
 
-SHORT = ("--preset", "quickstart", "--rounds", "3", "--quiet")
+SHORT = ("--preset", "quickstart", "--rounds", "3", "--quiet", "--name", "quickstart", "--tag", "")
 STUDENT, LOCAL = Path("runs/quickstart/student/seed-0"), Path("runs/quickstart/local/seed-0")
 
 

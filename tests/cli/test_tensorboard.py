@@ -20,6 +20,7 @@ from fedmosaic_cli.runner.tensorboard_log import round_scalars
 TRAIN = (
     *("train", "--preset", "quickstart", "--runs-dir", "runs", "--set", "train.checkpoint_every=2"),
     *("--set", "methods.fedmosaic.warmup_rounds=1", "--set", "train.local_steps=1", "--set", "train.execution=threads"),
+    *("--name", "quickstart", "--tag", ""),
 )
 RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
 
