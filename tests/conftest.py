@@ -165,7 +165,7 @@ def auditable_runs(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("auditable")
     preset = ("--preset", "quickstart-label-skew", "--name", "quickstart")
-    short = (*preset, "--set", "data.clients=2", "--rounds", "4", "--quiet")
+    short = (*preset, "--tag", "", "--set", "data.clients=2", "--rounds", "4", "--quiet")
     memorise = ("--set", "data.label_noise=0.9", "--set", "train.local_steps=250", "--set", "model.hidden=[128]")
     memorise += ("--set", "methods.fedmosaic.trust=0.0")
     exchanges = ("--set", "methods.fedmosaic.warmup_rounds=2")

@@ -122,7 +122,7 @@ def is_result_relevant(key: str) -> bool:
 
 def with_values(base: ConfigLayers, section: str, values: dict[str, Any]) -> ConfigLayers:
     """Return a copy of the base with further values in one section."""
-    layers = ConfigLayers({section: dict(base.values[section])} if section in base.values else {})
+    layers = ConfigLayers({section: dict(base.values.get(section, {}))}, dict(base.origins))
     group, _, name = section.partition(".")
     layers.add("--set", {group: {name: values} if name else values}, is_stored=True)
     return layers

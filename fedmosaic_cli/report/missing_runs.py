@@ -137,6 +137,8 @@ def tag_options(group: ComparisonGroup, key: MethodKey) -> tuple[str, ...]:
     if runs is None:
         return ()
     tag, automatic = directory_tag(runs), None
+    if not tag and "=" not in key[1] and not noise_options(runs):
+        return ()
     with suppress(RequestError, OSError, ValueError):
         automatic = automatic_tag_for(
             recover_run_config(RunDirectory(runs.path.iloc[0]), DataDirs()), rerun_options(group)

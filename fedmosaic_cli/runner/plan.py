@@ -153,8 +153,13 @@ class RunNames:
     swept: dict[str, str]
 
     def experiment_name(self, data_dirs: DataDirs, ignored_keys: tuple[str, ...] = ()) -> str:
-        """Return the name that the user gave, or the automatic one without `ignored_keys`."""
+        """Return the name that the user gave, or the automatic one without `ignored_keys`.
+
+        A run in a directory that the user names needs no name of its own.
+        """
         given = self.request.experiment_name
+        if self.request.run_dir is not None:
+            return given or self.base_name
         name, base = (self.base_name, self.base) if given is None else (given, self.layers)
         return automatic_experiment_name(name, base, self.layers, data_dirs, self.swept, ignored_keys)
 
