@@ -130,7 +130,11 @@ def baseline(
 
 
 def select_methods(words: list[str]) -> tuple[list[str], set[str]]:
-    """The methods that the words name, and those among them that only 'all' names."""
+    """The methods that the words name, and those among them that only 'all' names.
+
+    `ditto,local` is `ditto local`; a reference such as FILE.py:NAME is one word.
+    """
+    words = [part for word in words for part in ([word] if ":" in word else filter(None, word.split(",")))]
     named = {word: resolve_method(word) for word in words if word != "all"}
     selected = [name for word in words for name in (ALL_BASELINES if word == "all" else [named[word]])]
     return list(dict.fromkeys(selected)), set(selected) - set(named.values())
