@@ -149,7 +149,7 @@ def with_batch_norm(monkeypatch):
 def finished_runs(tmp_path_factory) -> Path:
     """Return finished runs of several methods, made once per session."""
     folder = tmp_path_factory.mktemp("finished")
-    short = ("--preset", "quickstart", "--rounds", "7", "--quiet")
+    short = ("--preset", "quickstart", "--name", "quickstart", "--rounds", "7", "--quiet")
     for arguments in (
         ("train", *short, "--seeds", "0,1"),
         ("baseline", "all", *short),
@@ -175,7 +175,7 @@ def auditable_runs(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("auditable")
     preset = ("--preset", "quickstart-label-skew", "--name", "quickstart")
-    short = (*preset, "--set", "data.clients=2", "--rounds", "4", "--quiet")
+    short = (*preset, "--tag", "", "--set", "data.clients=2", "--rounds", "4", "--quiet")
     memorise = ("--set", "data.label_noise=0.9", "--set", "train.local_steps=250", "--set", "model.hidden=[128]")
     memorise += ("--set", "methods.fedmosaic.trust=0.0")
     exchanges = ("--set", "methods.fedmosaic.warmup_rounds=2")

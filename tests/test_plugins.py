@@ -19,7 +19,7 @@ from fedmosaic_cli.models.registered_models import MODELS
 from tests.conftest import fedmosaic
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
-SHORT = ("--preset", "quickstart", "--rounds", "2")
+SHORT = ("--preset", "quickstart", "--rounds", "2", "--name", "quickstart", "--tag", "")
 METHOD = """
 from fedmosaic_cli import FedAvg
 

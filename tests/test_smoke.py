@@ -15,7 +15,7 @@ from fedmosaic_cli.cli.app import app
 pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).parent.parent
-SHORT = ("--preset", "quickstart", "--rounds", "2", "--quiet")
+SHORT = ("--preset", "quickstart", "--name", "quickstart", "--quiet", "--rounds", "2")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def run(smoke_folder, monkeypatch):
 
 def test_methods_train_and_resume(run, smoke_folder):
     run("train", *SHORT)
-    run("train", *SHORT[:-2], "3", "--quiet", "--resume")
+    run("train", *SHORT[:-1], "3", "--resume")
     run("baseline", "local", "fedavg", *SHORT)
     run("train", "--preset", "quickstart-dp", "--rounds", "2", "--quiet")
     summaries = [json.loads(path.read_text()) for path in smoke_folder.glob("runs/*/*/seed-0/summary.json")]

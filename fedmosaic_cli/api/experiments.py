@@ -23,7 +23,14 @@ from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.registry import recorded_hyperparameters
 from fedmosaic_cli.plugins import load_named_plugins
 from fedmosaic_cli.runner.events import RoundCompleted, RunFailed, RunFinished, RunResumed, RunStarted
-from fedmosaic_cli.runner.execute import check_resources, execute_runs, find_shards, lock_runs, method_warnings
+from fedmosaic_cli.runner.execute import (
+    check_resources,
+    execute_runs,
+    find_shards,
+    lock_runs,
+    method_warnings,
+    unfinished_runs,
+)
 from fedmosaic_cli.runner.plan import RunRequest, plan_runs
 from fedmosaic_cli.runner.prepare import UnsavedPartition, load_shard_data, shard_set
 from fedmosaic_cli.runner.run_options import RunOptions
@@ -40,13 +47,11 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.engine.method import Method
     from fedmosaic_cli.runner.events import RunEvent, RunPreparing
-    from fedmosaic_cli.runner.execute import EventObserver
-    from fedmosaic_cli.runner.plan import RunPlan
-    from fedmosaic_cli.storage.shards import ShardSet
+    from fedmosaic_cli.runner.execute import EventObserver, Shards
+    from fedmosaic_cli.runner.plan import PlannedRun, RunPlan
 
     Event = RunEvent | RunPreparing | RunFailed
     EventHandler = Callable[[Event], object]
-    Shards = dict[int, ShardSet | UnsavedPartition]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 CALLBACK_METHODS = {"on_start": RunStarted, "on_round": RoundCompleted, "on_finish": RunFinished}
@@ -188,11 +193,11 @@ class Experiment:
             raise RequestError("rounds() writes nothing, so states cannot be on disk (train.client_state): use run()")
         with python_wording():
             plan = self._plan()
-            shards = shard_set(self._find_shards(plan)[config.partition_seed])
+            shards = shard_set(self._find_shards(plan, plan.runs)[plan.runs[0].shards_key])
             devices = find_devices(self._device)
             dataset, partition = load_shard_data(shards, self._data_dirs)
             check_networks(config, dataset.images.shape[1:], dataset.num_classes, devices[0])
-            warn(method_warnings(plan))
+            warn(method_warnings(plan.runs))
             use_single_thread()
             tune_malloc()
 
@@ -219,7 +224,8 @@ class Experiment:
 
         Args:
             out: Directory of the run; by default `runs/<preset>/<variant>/seed-<seed>`, or below FEDMOSAIC_RUNS.
-            resume: Continue a run that exists in the directory. If False, the directory must be empty.
+            resume: Continue a run that exists in the directory; with `out`, a run with fewer rounds is extended. If
+                False, the directory must be empty.
             callbacks: Called during the run. A callback is a function of an event (see `runner.events`), an object
                 with any of the methods `on_start`, `on_round` and `on_finish`, which get one event each, or a
                 `TensorBoard`. If a callback raises an exception, the run stops; the next call of `run` continues it.
@@ -243,9 +249,9 @@ class Experiment:
             if boards:
                 require_tensorboard_importable()
             with lock_runs(plan, self._data_dirs):
-                shards = self._find_shards(plan)
+                shards = self._find_shards(plan, unfinished_runs(plan))
                 check_resources(plan, shards)
-                warn(method_warnings(plan))
+                warn(method_warnings(plan.runs))
                 events = execute_runs(plan, shards, options, self._data_dirs, observe=observer(boards))
                 with closing(events):  # type: ignore[type-var]
                     summary = consume_events((event for _, event in events), handlers)
@@ -280,13 +286,14 @@ class Experiment:
             seeds=(self._seed,),
             runs_dir=default_runs_dir(),
             run_dir=None if out is None else Path(out),
-            resume=resume,
+            resume=resume and out is not None,
+            must_be_new=not resume,
             device=self._device,
         )
         return plan_runs(request, self._data_dirs)
 
-    def _find_shards(self, plan: RunPlan) -> Shards:
-        shards = find_shards(plan, self._data_dirs)
+    def _find_shards(self, plan: RunPlan, runs: Iterable[PlannedRun]) -> Shards:
+        shards = find_shards(plan.request.shards, runs, self._data_dirs)
         warn(plan.layers.notices)
         for planned in shards.values():
             warn(planned.dataset.warnings if isinstance(planned, UnsavedPartition) else ())

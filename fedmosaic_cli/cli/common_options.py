@@ -52,6 +52,7 @@ class TrainEngine(StrEnum):
     flower = "flower"
 
 
+MAX_LISTED_INTEGERS = 10_000
 UNPROTECTED_SUFFIX = "-unprotected"
 
 
@@ -106,12 +107,18 @@ def parse_names(text: str, option: str) -> tuple[str, ...]:
 
 
 def parse_integers(text: str, option: str) -> tuple[int, ...]:
-    """Parse distinct non-negative integers such as 0,1,2."""
-    parts = [part.strip() for part in text.split(",")]
-    is_valid = all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts)
-    if not is_valid or len(set(map(int, parts))) < len(parts):
-        raise RequestError(f"cannot read '{text}' ({option}): write distinct whole numbers such as 0,1,2")
-    return tuple(map(int, parts))
+    """Parse distinct non-negative integers and ranges such as 0,1,2 or 0,3-5."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not 0 <= last - first < MAX_LISTED_INTEGERS:
+            numbers.clear()
+            break
+        numbers += range(first, last + 1)
+    if not 0 < len(set(numbers)) == len(numbers) <= MAX_LISTED_INTEGERS:
+        raise RequestError(f"cannot read '{text}' ({option}): write distinct whole numbers such as 0,1,2 or 0-2")
+    return tuple(numbers)
 
 
 def parse_counts(text: str, option: str) -> int | tuple[int, ...]:

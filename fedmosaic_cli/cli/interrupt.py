@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-RESUME_HINT = "continue with --resume and the same options"
+RESUME_HINT = "repeat the command to continue"
 RESEND_SECONDS = 0.05
 SHOW_CURSOR = "\x1b[?25h"
 

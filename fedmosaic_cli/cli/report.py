@@ -103,7 +103,7 @@ def report(
         raise RequestError(f"no finished runs ({runs_dir}): create one with 'fedmosaic train --preset quickstart'")
     if frame.empty:
         first = f"the first of {len(skipped)} skipped, {skipped[0].path}: {skipped[0].reason}"
-        raise RequestError(f"no finished runs ({runs_dir}): finish them with --resume, or repair them; {first}")
+        raise RequestError(f"no finished runs ({runs_dir}): repeat their commands to finish or repair them; {first}")
     print_skipped_runs(skipped)
     groups = comparison_groups(frame)
     if statistics:

@@ -45,6 +45,7 @@ from fedmosaic_cli.runner.execute import (
     find_shards,
     lock_runs,
     method_warnings,
+    unfinished_runs,
 )
 from fedmosaic_cli.runner.plan import PlannedRun, RunPlan, RunRequest, plan_runs
 from fedmosaic_cli.runner.prepare import UnsavedPartition, shard_set
@@ -56,9 +57,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.cli.views.progress_view import RunProgressView
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.federation.flower_options import FlowerOptions
-    from fedmosaic_cli.storage.shards import ShardSet
-
-    Shards = dict[int, ShardSet | UnsavedPartition]
+    from fedmosaic_cli.runner.execute import Shards
 
 MAX_STOP_TIMEOUT_SECONDS = 86_400
 
@@ -131,7 +130,11 @@ def baseline(
 
 
 def select_methods(words: list[str]) -> tuple[list[str], set[str]]:
-    """The methods that the words name, and those among them that only 'all' names."""
+    """The methods that the words name, and those among them that only 'all' names.
+
+    `ditto,local` is `ditto local`; a reference such as FILE.py:NAME is one word.
+    """
+    words = [part for word in words for part in ([word] if ":" in word else filter(None, word.split(",")))]
     named = {word: resolve_method(word) for word in words if word != "all"}
     selected = [name for word in words for name in (ALL_BASELINES if word == "all" else [named[word]])]
     return list(dict.fromkeys(selected)), set(selected) - set(named.values())
@@ -177,7 +180,7 @@ def run_request(methods: list[str], optional_methods: set[str], options: TrainOp
         assignments=tuple(options.assignments or ()),
         overrides=overrides,
         seeds=(options.seed or 0,) if options.seeds is None else parse_integers(options.seeds, "--seeds"),
-        tag=options.tag or "",
+        tag=options.tag,
         runs_dir=options.runs_dir,
         run_dir=options.run_dir,
         resume=options.resume,
@@ -207,28 +210,29 @@ def launch_runs(methods: list[str], optional_methods: set[str], options: TrainOp
                     flower_options.check_config(run.config)
             if options.dry_run:
                 print_dry_run(plan, data_dirs, options.as_json)
-                print_run_warnings(plan, options.quiet)
+                print_run_warnings(plan.runs, options.quiet)
                 return
             locks.enter_context(lock_runs(plan, data_dirs))
-            shards = find_shards(plan, data_dirs)
+            unfinished = unfinished_runs(plan)
+            shards = find_shards(request.shards, unfinished, data_dirs)
             new = [planned for planned in shards.values() if isinstance(planned, UnsavedPartition)]
             print_notes(line for planned in new for line in planned.dataset.warnings)
         if options.tensorboard:
             require_tensorboard_importable()
         check_resources(plan, shards)
-        manifests = {seed: shard_set(planned).manifest for seed, planned in shards.items()}
+        manifests = {key: shard_set(planned).manifest for key, planned in shards.items()}
         print_planned_privacy(
-            ((run.config, manifests[run.config.partition_seed]) for run in plan.runs), flower_options is not None
+            ((run.config, manifests[run.shards_key]) for run in unfinished), flower_options is not None
         )
-        print_run_warnings(plan, options.quiet)
+        print_run_warnings(unfinished, options.quiet)
         run_and_report(plan, shards, options, data_dirs, flower_options)
 
 
-def print_run_warnings(plan: RunPlan, quiet: bool) -> None:
+def print_run_warnings(runs: list[PlannedRun], quiet: bool) -> None:
     """Print warnings about the methods, once all checks have passed."""
-    for note in [] if quiet else cost_notes(plan):
+    for note in [] if quiet else cost_notes(runs):
         print_stderr(note)
-    for warning in method_warnings(plan):
+    for warning in method_warnings(runs):
         print_stderr(f"warning: {warning}")
 
 
@@ -241,7 +245,7 @@ def run_and_report(
     shown_warnings: set[str] = set()
     with (
         catch_stop_signals(options.stop_timeout) as stop,
-        make_run_progress_view(options.quiet or options.as_json, len(plan.runs)) as progress,
+        make_run_progress_view(options.quiet or options.as_json, len(unfinished_runs(plan))) as progress,
         ExitStack() as transports,
     ):
         run_options = RunOptions(
@@ -257,17 +261,21 @@ def run_and_report(
         for run, event in execute_runs(plan, shards, run_options, data_dirs, remote_for, observe):
             if isinstance(event, RunFinished):
                 finished.append((run, event.summary))
+                if event.was_finished and not options.quiet:
+                    accuracy = event.summary["accuracy"].get("client_mean")
+                    result = "accuracy withheld" if accuracy is None else f"{100 * accuracy:.2f} %"
+                    print_stderr(f"finished already: {run.label}: {result}")
             elif isinstance(event, RunFailed):
                 failures.append(event.error)
                 if len(plan.runs) > 1:
                     print_stderr(f"failed: {event.error}")
             elif isinstance(event, RunStopped):
                 where = f"after round {event.round} of" if event.started else "before"
-                print_stderr(f"stopped {where} {run.label}: continue with --resume and the same options")
+                print_stderr(f"stopped {where} {run.label}: repeat the command to continue")
                 raise typer.Exit(stop.exit_code)
             else:
                 show_event(run, event, progress, shown_warnings)
-    show_results(finished, shards, options, data_dirs)
+    show_results(finished, options, data_dirs)
     if failures and len(plan.runs) == 1:
         raise failures[0]
     if failures:
@@ -299,16 +307,12 @@ def show_event(
         progress.on_round(event)
 
 
-def show_results(
-    finished: list[tuple[PlannedRun, dict[str, Any]]], shards: Shards, options: TrainOptions, data_dirs: DataDirs
-) -> None:
+def show_results(finished: list[tuple[PlannedRun, dict[str, Any]]], options: TrainOptions, data_dirs: DataDirs) -> None:
     """Print the results of finished runs as a table or as JSON, compared with Local runs."""
     comparisons = [
         None
         if options.quiet and not options.as_json
-        else compare_run_with_local(
-            run.label, run.files, summary, shard_set(shards[run.config.partition_seed]).test_sizes(), data_dirs
-        )
+        else compare_run_with_local(run.label, run.files, summary, data_dirs)
         for run, summary in finished
     ]
     for run, summary in finished if not options.quiet else ():

@@ -85,11 +85,15 @@ class TrainOptions:
         ),
     ] = None
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")] = None
-    seeds: Annotated[str | None, typer.Option(help="Several seeds, one run each, e.g. 0,1,2.")] = None
+    seeds: Annotated[str | None, typer.Option(help="Several seeds, one run each, e.g. 0,1,2 or 0-2.")] = None
     config: Annotated[Path | None, typer.Option(help="YAML file that overrides the preset.")] = None
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.lr=0.01. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override one value, e.g. train.lr=0.01. Several values, e.g. train.lr=0.1,0.01, make one run each. May be repeated.",
+        ),
     ] = None
     dp: Annotated[
         str | None,
@@ -120,13 +124,14 @@ class TrainOptions:
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of the experiment in directories and reports.", show_default="the preset's or shards' name"
+            help="Name of the experiment in directories and reports.",
+            show_default="that of the preset or shards, and the values that differ from it",
         ),
     ] = None
     tag: Annotated[
         str | None,
         typer.Option(
-            help="Suffix of the method's name in directories, e.g. for other hyper-parameters.", show_default=False
+            help="Suffix of the method's name in directories.", show_default="the hyper-parameters that differ"
         ),
     ] = None
     data_dir: DataDirOption = None
@@ -135,9 +140,12 @@ class TrainOptions:
         Path | None,
         typer.Option(help="Directory of a single run.", show_default="<runs-dir>/<preset>/<method>/seed-<seed>"),
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from checkpoints; finished runs are skipped.")] = (
-        False
-    )
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Add rounds to runs with fewer rounds than requested. Other runs continue without it."
+        ),
+    ] = False
     execution: Annotated[
         ExecutionChoice | None,
         typer.Option(help="Train clients one by one (threads) or together (stacked).", show_default="auto"),
@@ -157,7 +165,7 @@ class TrainOptions:
         bool,
         typer.Option(
             "--allow-nonidentical",
-            help="With --resume: accept other versions, devices or hyper-parameters; reports mark such runs.",
+            help="Continue a run in spite of other versions, devices or hyper-parameters; reports mark such runs.",
         ),
     ] = False
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.automatic_names import automatic_experiment_name, automatic_tag
 from fedmosaic_cli.config.key_names import display_assignment
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset, preset_names
@@ -61,25 +63,41 @@ def cli_args_for(config: RunConfig, environment: Mapping[str, Any], data_dirs: D
         shards = shards_path_for_run(recorded.get("--shards"), config.experiment_name, environment)
         layers.add(shards, {"data": config.data.model_dump(mode="json")}, is_stored=True)
         words += ["--shards", shards]
+    base = deepcopy(layers)
     file = Path(recorded.get("--config", ""))
     if file.is_file():
         layers.add(str(file), read_yaml(file))
         words += ["--config", str(file)]
-    words += ["--name", config.experiment_name] if experiment_name_from_args(words) != config.experiment_name else []
     if not layers.names_model() and known_image_shape(config.data) is None:
         # The default depends on files that need not be here, so the command names the model.
         layers.add("run", {"model": {"name": config.model.name}}, is_stored=True)
         words += [] if ("models", config.model.name) in SOURCES else ["--set", f"model.name={config.model.name}"]
     plain = resolve_run_config(config.experiment_name, layers, "local", config.seed, data_dirs, config.partition_seed)
+    overrides = override_values(plain, config)
+    for key, value in overrides.items():
+        layers.add("--set", nested_value(key, value), is_stored=True)
+    automatic = automatic_experiment_name(experiment_name_from_args(words), base, layers, data_dirs)
+    words += ["--name", config.experiment_name] if automatic != config.experiment_name else []
     references = tuple(name for name in PLUGIN_OPTIONS if name == "--plugin" or ":" in recorded.get(name, ""))
     passed_on = (*references, *MACHINE_OPTIONS)
     passed_on += () if SIMULATE_SITES_OPTIONS & recorded.keys() else FEDERATION_OPTIONS
     kept = [word for name in passed_on if name in recorded for word in (name, recorded[name])]
-    return [*words, *override_args(plain, config), *kept]
+    return [*words, *override_args(overrides), *kept]
+
+
+def automatic_tag_for(config: RunConfig, args: list[str]) -> str:
+    """Return the tag that a run gets by default with the preset in a command line."""
+    base, preset = ConfigLayers(), parse_option_values(args).get("--preset")
+    if preset is not None:
+        base.add_all(load_preset(preset).layers)
+    layers = deepcopy(base)
+    noise = config.privacy.model_dump(mode="json", exclude_defaults=True)
+    layers.add("--set", {"privacy": noise}, is_stored=True)
+    return automatic_tag(config, base, layers)
 
 
 def experiment_name_from_args(args: list[str]) -> str:
-    """Return the default name of runs with these options: that of the shards, else of the preset."""
+    """Return the name of the shards in a command line, else of the preset."""
     values = parse_option_values(args)
     if "--shards" in values:
         return Path(values["--shards"]).resolve().name
@@ -135,19 +153,37 @@ def relative_to_cwd(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def override_args(base: RunConfig, target: RunConfig) -> list[str]:
-    """Return the options that change the first configuration to the second, except the method."""
+def override_values(base: RunConfig, target: RunConfig) -> dict[str, Any]:
+    """Return the values that change the first configuration to the second, except those of the method."""
     before, after = result_relevant_values(base), result_relevant_values(target)
+    return {
+        key: value
+        for key, value in after.items()
+        if before.get(key) != value and (key == "train.rounds" or key not in RESUME_SAFE_KEYS)
+    }
+
+
+def override_args(overrides: Mapping[str, Any]) -> list[str]:
+    """Return the options that set these values."""
     words: list[str] = []
-    for key, value in after.items():
+    for key, value in overrides.items():
         if key == "train.rounds":
-            words += ["--rounds", str(value)] if before.get(key) != value else []
+            words += ["--rounds", str(value)]
         elif key in PLUGIN_KEYS and (PLUGIN_KEYS[key], value) in SOURCES:
             continue  # an option such as --model names it
-        elif before.get(key) != value and key not in RESUME_SAFE_KEYS:
+        else:
             text = value if isinstance(value, str) else json.dumps(value)
             words += ["--set", display_assignment(f"{key}={text}")]
     return words
+
+
+def nested_value(key: str, value: Any) -> dict[str, Any]:
+    """Return the mapping that contains one value under a dotted key."""
+    content: Any = value
+    for name in reversed(key.split(".")):
+        content = {name: content}
+    result: dict[str, Any] = content
+    return result
 
 
 def result_relevant_values(config: RunConfig) -> dict[str, Any]:

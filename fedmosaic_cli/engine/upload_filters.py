@@ -57,7 +57,7 @@ class QuorumFilter(UploadFilter):
             lost = "; ".join(f"client {c.id}: {c.metrics.get('lost', 'lost')}" for c in clients if c.id not in results)
             raise RunFailedError(
                 f"{len(results)} of {len(clients)} clients took part in round {number}, {needed} are required "
-                f"(--quorum), {lost}: continue with --resume when they are back"
+                f"(--quorum), {lost}: repeat the command when they are back"
             )
         if all(client.is_skipped for client in federation.state.clients):
             raise DivergenceError(clients[0].id, number, "the training loss of every client")

@@ -164,5 +164,5 @@ class MonitoredTransport:
         for client, site in self._sites.items():
             if reason := site.exit_reason():
                 raise RunFailedError(
-                    f"the site of client {client} ended, {reason} ({site.folder}): continue with --resume"
+                    f"the site of client {client} ended, {reason} ({site.folder}): repeat the command to continue"
                 )

@@ -251,7 +251,7 @@ class RemoteClientPool:
             if handle.id not in self._eval_results and "evaluation_error" not in handle.metrics:
                 handle.log(evaluation_error=self.refusals.get(handle.id, "no response"))
         if not self._eval_results:
-            raise RunFailedError(f"no evaluation of any client is available ({self.run_id}): continue with --resume")
+            raise RunFailedError(f"no evaluation of any client is available ({self.run_id}): repeat the command")
         return [self._eval_results.get(c.id, EvalResult(c.id, c.id, None, None, {})) for c in self.clients]
 
     def _log_unevaluated(self, failures: Mapping[int, str]) -> None:
@@ -276,8 +276,8 @@ class RemoteClientPool:
         if len(headers) < min(self.quorum, len(parts)):
             failed = "; ".join(f"client {client}: {reason}" for client, reason in failures.items())
             raise RunFailedError(
-                f"all rounds are finished, but only {len(headers)} of {len(parts)} sites responded, {failed}: continue "
-                "with --resume"
+                f"all rounds are finished, but only {len(headers)} of {len(parts)} sites responded, {failed}: repeat "
+                "the command"
             )
         return headers
 

@@ -444,7 +444,7 @@ class Site:
     def _load_run(self, request: Request) -> SiteRun:
         folder = self._run_folder(request.header)
         if not (folder / PLAN_FILE).is_file():
-            raise RequestError("this site has not joined the run (run ID): restart the coordinator with --resume")
+            raise RequestError("this site has not joined the run (run ID): restart the coordinator with its command")
         plan = read_checksummed_json(folder / PLAN_FILE)
         config = self.policy.limited_config(self._validate_config(plan["config"]))
         if plan.get("plugins", {}) != config.plugins():

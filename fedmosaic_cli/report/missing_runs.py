@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.key_names import display_assignment
-from fedmosaic_cli.config.rerun_args import cli_args_for, default_runs_dir
+from fedmosaic_cli.config.rerun_args import automatic_tag_for, cli_args_for, default_runs_dir
 from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dict
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
@@ -19,7 +19,7 @@ from fedmosaic_cli.report.noise_notes import noise_options
 from fedmosaic_cli.storage.runs import CONFIG_FILE, ENVIRONMENT_FILE, RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
+    from collections.abc import Callable, Mapping, Sequence, Set
     from pathlib import Path
 
     import pandas as pd
@@ -44,6 +44,8 @@ class RunDestination:
     existing_runs: Set[Path] = frozenset()
     noise_options_by_method: Mapping[MethodKey, tuple[str, ...]] = field(default_factory=dict)
     tags: Mapping[MethodKey, str] = field(default_factory=dict)
+    tag_options: Callable[[MethodKey], tuple[str, ...]] = lambda _: ()
+    """The option for rows whose tag is not the automatic one."""
 
 
 def add_missing_run_commands(
@@ -123,7 +125,25 @@ def group_destination(group: ComparisonGroup) -> RunDestination:
     """Return where to make more runs of a group."""
     noise = {key: options for key, runs in group.runs_by_method.items() if (options := noise_options(runs))}
     tags = {key: tag for key, runs in group.runs_by_method.items() if (tag := directory_tag(runs))}
-    return RunDestination(rerun_options(group), group_directory(group), frozenset(group.runs.path), noise, tags)
+    paths = frozenset(group.runs.path)
+    return RunDestination(
+        rerun_options(group), group_directory(group), paths, noise, tags, lambda key: tag_options(group, key)
+    )
+
+
+def tag_options(group: ComparisonGroup, key: MethodKey) -> tuple[str, ...]:
+    """Return the option `--tag` that a row needs so that more runs of it get the tag of those that exist."""
+    runs = group.runs_by_method.get(key)
+    if runs is None:
+        return ()
+    tag, automatic = directory_tag(runs), None
+    if not tag and "=" not in key[1] and not noise_options(runs):
+        return ()
+    with suppress(RequestError, OSError, ValueError):
+        automatic = automatic_tag_for(
+            recover_run_config(RunDirectory(runs.path.iloc[0]), DataDirs()), rerun_options(group)
+        )
+    return () if tag == automatic else ("--tag", tag)
 
 
 def group_directory(group: ComparisonGroup) -> Path:
@@ -162,11 +182,8 @@ def missing_run_commands(destination: RunDestination, missing: Mapping[MethodKey
             paths = [directory / variant / f"seed-{seed}" for variant in variants for seed in seeds]
             if not destination.existing_runs.isdisjoint(paths):  # runs with other hyper-parameters
                 words += ["--runs-dir", str(directory.parent / f"{directory.name}-more")]
-            else:
-                if directory.parent != default_runs_dir():
-                    words += ["--runs-dir", str(directory.parent)]
-                # A run that exists and is not in the table is unfinished or damaged.
-                words += ["--resume"] if any(path.exists() for path in paths) else []
+            elif directory.parent != default_runs_dir():
+                words += ["--runs-dir", str(directory.parent)]
             commands.append(shlex.join(words))
     return commands
 
@@ -189,7 +206,7 @@ def group_commands(
                 for word in ("--set", display_assignment(f"methods.{method}.{part}"))
             ),
             *destination.noise_options_by_method.get((method, detail), ()),
-            *(("--tag", tag) if tag else ()),
+            *destination.tag_options((method, detail)),
         )
         if method == "fedmosaic":
             expertise = detail.partition(",")[0]

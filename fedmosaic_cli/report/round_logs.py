@@ -43,5 +43,5 @@ def load_round_curves(path: Path) -> dict[str, Matrix]:
             # numpy converts None to NaN.
             curves[name].flat[positions] = np.array([row.get(name) for row in rows], dtype=np.float64)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
-        raise RequestError(f"the log is damaged ({path / ROUNDS_FILE}): repair the run with --resume") from None
+        raise RequestError(f"the log is damaged ({path / ROUNDS_FILE}): repeat its command to repair the run") from None
     return curves

@@ -159,7 +159,9 @@ class WatchedRun:
         last_round = self._history.last_complete_round
         if finished is not None:
             if not problem and last_round != finished:
-                problem = f"the log does not end in round {finished} ({self._log.path}): repair the run with --resume"
+                problem = (
+                    f"the log does not end in round {finished} ({self._log.path}): repeat its command to repair the run"
+                )
             return self._make_progress(RunStatus.DAMAGED if problem else RunStatus.FINISHED, problem, finished)
         if locked:
             return self._make_progress(RunStatus.WAITING if planned is None else RunStatus.RUNNING, problem, planned)

@@ -109,8 +109,8 @@ def find_local_baseline(
     except RunStateError:
         reason, remedy = "another process is making the Local run", "evaluate this run when it is finished"
     except RequestError:
-        command = shlex.join([*local_run_command(run, data_dirs, path), "--resume"])
-        reason, remedy = "the Local run is not finished, or damaged", f"resume it: {command}"
+        command = shlex.join(local_run_command(run, data_dirs, path))
+        reason, remedy = "the Local run is not finished, or damaged", f"continue it: {command}"
     return MissingLocalBaseline(reason, path, remedy)
 
 

@@ -69,9 +69,10 @@ class RunStopped:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """All rounds are finished and the summary is written."""
+    """All rounds are finished and the summary is written; with `was_finished` by an earlier command."""
 
     summary: dict[str, Any]
+    was_finished: bool = False
 
 
 @dataclass(frozen=True)

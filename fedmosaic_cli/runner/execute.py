@@ -18,14 +18,14 @@ from fedmosaic_cli.runner.prepare import (
     find_or_partition_shards,
     is_run_complete,
     is_run_intact,
-    require_empty_or_resume,
+    require_empty,
     shard_set,
 )
 from fedmosaic_cli.storage.files import require_free_space, write_atomic
 from fedmosaic_cli.storage.lock import directory_lock, is_held_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from fedmosaic_cli.config.run_config import RunConfig
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from fedmosaic_cli.storage.runs import RunDirectory
     from fedmosaic_cli.storage.shards import ShardSet
 
+    Shards = dict[tuple[str, int], ShardSet | UnsavedPartition]
+    """Shards by `PlannedRun.shards_key`."""
     EventObserver = Callable[[Iterator[RunEvent], RunDirectory], AbstractContextManager[Iterator[RunEvent]]]
     """Wraps the events of a run, e.g. to log them."""
 
@@ -48,32 +50,40 @@ def lock_runs(plan: RunPlan, data_dirs: DataDirs) -> Iterator[None]:
     """
     request = plan.request
     for run in plan.runs:
-        check_run_directory(run.config, run.files, request.resume, data_dirs, request.allow_nonidentical)
+        check_run_directory(run.config, run.files, request, data_dirs)
     with ExitStack() as locks:
         for run in plan.runs:
             if not is_run_intact(run.files, run.config):
                 locks.enter_context(directory_lock(run.files.path))
-        for run in plan.runs:  # another process may have written between the check and the lock
-            require_empty_or_resume(run.files, request.resume)
+        for run in plan.runs if request.must_be_new else ():
+            require_empty(run.files)  # another process may have written between the check and the lock
         yield
 
 
-def find_shards(plan: RunPlan, data_dirs: DataDirs) -> dict[int, ShardSet | UnsavedPartition]:
-    """Find or make the shards of each partition seed; new ones are not written yet."""
-    runs_by_seed = {run.config.partition_seed: run for run in plan.runs}
+def unfinished_runs(plan: RunPlan) -> list[PlannedRun]:
+    """Return the runs that are left to make, within `lock_runs`."""
+    return [run for run in plan.runs if is_held_here(run.files.path)]
+
+
+def find_shards(given: ShardSet | None, runs: Iterable[PlannedRun], data_dirs: DataDirs) -> Shards:
+    """Return the given shards for all runs, or find or make those of each run; new ones are not written yet."""
+    runs_by_shards = {run.shards_key: run for run in runs}
     return {
-        seed: plan.request.shards or find_or_partition_shards(run.config, run.shards_name, data_dirs)
-        for seed, run in runs_by_seed.items()
+        key: given or find_or_partition_shards(run.config, run.shards_name, data_dirs)
+        for key, run in runs_by_shards.items()
     }
 
 
-def check_resources(plan: RunPlan, shards: dict[int, ShardSet | UnsavedPartition]) -> None:
-    """Check devices, checkpoints to resume from, networks and disk space. Imports torch.
+def check_resources(plan: RunPlan, shards: Shards) -> None:
+    """Check devices, checkpoints to resume from, networks and disk space for the unfinished runs. Imports torch.
 
     Raises:
         RequestError: A device is missing, a run cannot be resumed, or a network does not fit the images.
         ResourceError: The disk has too little free space.
     """
+    runs = unfinished_runs(plan)
+    if not runs:
+        return
     from fedmosaic_cli.runner.build import check_networks, find_devices
     from fedmosaic_cli.runner.cost_estimates import dimensions_from_shards, disk_bytes
     from fedmosaic_cli.runner.environment import machine_environment
@@ -81,8 +91,8 @@ def check_resources(plan: RunPlan, shards: dict[int, ShardSet | UnsavedPartition
 
     devices = find_devices(plan.request.device)
     required_bytes = 0
-    for run in plan.runs:
-        planned = shard_set(shards[run.config.partition_seed])
+    for run in runs:
+        planned = shard_set(shards[run.shards_key])
         environment = machine_environment(devices, planned.digest, run.config.plugins())
         check_resumable(run.files, environment, plan.request.allow_nonidentical)
         dimensions = dimensions_from_shards(planned)
@@ -90,19 +100,19 @@ def check_resources(plan: RunPlan, shards: dict[int, ShardSet | UnsavedPartition
         check_networks(run.config, (height, width, channels), dimensions.num_classes, devices[0])
         if not is_run_complete(run.files, run.config):
             required_bytes += max(0, disk_bytes(run.config, dimensions) - run.files.size_bytes())
-    require_free_space(plan.runs[0].files.path, required_bytes, "free some space or choose another --runs-dir")
+    require_free_space(runs[0].files.path, required_bytes, "free some space or choose another --runs-dir")
 
 
-def cost_notes(plan: RunPlan) -> list[str]:
+def cost_notes(runs: Iterable[PlannedRun]) -> list[str]:
     """Notes about methods that need more computation than others."""
-    notes = (run.config.method.costs(FederationInfo(0, {}, {}, run.config.train.rounds)).note for run in plan.runs)
+    notes = (run.config.method.costs(FederationInfo(0, {}, {}, run.config.train.rounds)).note for run in runs)
     return list(filter(None, dict.fromkeys(notes)))
 
 
-def method_warnings(plan: RunPlan) -> list[str]:
+def method_warnings(runs: Iterable[PlannedRun]) -> list[str]:
     """Warnings about configurations, e.g. if they make a method equivalent to another one."""
     warnings: list[str] = []
-    for run in plan.runs:
+    for run in runs:
         config, num_clients = run.config, run.config.data.clients or 1
         facts = RunFacts(
             num_rounds=config.train.rounds,
@@ -130,7 +140,7 @@ def estimator_names(config: RunConfig) -> list[str]:
 
 def execute_runs(
     plan: RunPlan,
-    shards: dict[int, ShardSet | UnsavedPartition],
+    shards: Shards,
     options: RunOptions,
     data_dirs: DataDirs,
     remote_for: Callable[[ShardSet], RemoteBackend | None] = lambda _: None,
@@ -138,7 +148,8 @@ def execute_runs(
 ) -> Iterator[tuple[PlannedRun, RunEvent | RunPreparing | RunFailed]]:
     """Make the runs of a plan one after the other, within `lock_runs`.
 
-    A run that fails does not affect the others. After a stop request, the current run stops and the rest do not start.
+    A finished run yields its result only. A run that fails does not affect the others. After a stop request, the
+    current run stops and the rest do not start.
 
     Args:
         shards: The result of `find_shards`; those that are not on disk are written when first used.
@@ -148,22 +159,22 @@ def execute_runs(
     Yields:
         Each event with the run that it belongs to.
     """
-    from fedmosaic_cli.runner.experiment import run_experiment
-
     for run in plan.runs:
         if options.should_stop():
             yield run, RunStopped(0, started=False)
             return
         if not is_held_here(run.files.path):
             require_intact_run(run)
-            yield run, RunPreparing()
-            with observe(iter([RunFinished(run.files.read_summary())]), run.files) as observed:
+            result = RunFinished(run.files.read_summary(), was_finished=True)
+            with observe(iter([result]), run.files) as observed:
                 for event in observed:
                     yield run, event
             continue
-        planned = shards[run.config.partition_seed]
+        from fedmosaic_cli.runner.experiment import run_experiment  # torch is not imported if all runs are finished
+
+        planned = shards[run.shards_key]
         saved = planned.save() if isinstance(planned, UnsavedPartition) else planned
-        shards[run.config.partition_seed] = saved
+        shards[run.shards_key] = saved
         yield run, RunPreparing()
         run_options = replace(options, remote=remote_for(saved))
         try:

@@ -340,7 +340,9 @@ def read_exchange(path: Path) -> Exchange:
         manifest = ShardManifest.model_validate(run.files.read_shard_manifest())
         rows = {row["client"]: row for row in run.files.read_rounds() if row["round"] == last}
     except (ValidationError, KeyError, TypeError):
-        raise RequestError(f"the log or {SHARDS_FILE} is damaged ({path}): repair the run with --resume") from None
+        raise RequestError(
+            f"the log or {SHARDS_FILE} is damaged ({path}): repeat its command to repair the run"
+        ) from None
     class_counts = {client.id: np.array(client.train.class_counts) for client in manifest.clients}
     votes = read_votes(run)
     if not votes.keys() <= class_counts.keys() & rows.keys():

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmosaic_cli.config.automatic_names import automatic_experiment_name, automatic_tag
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.run_config import RunConfig, data_fingerprint, require_safe_name, resolve_run_config
+from fedmosaic_cli.config.swept_values import expand_assignments
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.datasets import find_dataset_source
@@ -17,10 +19,11 @@ from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.models.default_model import FIRST_DEFAULT_MODEL
 from fedmosaic_cli.runner.prepare import load_latest_run_config, run_directory
+from fedmosaic_cli.runner.resume_checks import config_differences, display_difference
 from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from fedmosaic_cli.config.presets import Preset
     from fedmosaic_cli.data.data_dirs import DataDirs
@@ -37,13 +40,16 @@ class RunRequest:
         preset: Name or path of a preset. Either a preset or shards are required.
         shards: Existing shards to train on.
         simulated_sites: Sets the number of clients if no shards are given.
-        experiment_name: Name in directories and reports; by default that of the shards or the preset.
+        experiment_name: Name in directories and reports; by default that of the shards or the preset, and the values
+            that differ from it.
         config_file: YAML file that overrides the preset.
-        assignments: Overrides of the form `section.key=value`.
+        assignments: Overrides of the form `section.key=value`. Several values, separated by commas, make several runs.
         overrides: Sections with values that override all others.
-        tag: Suffix of the method's name in directories.
+        tag: Suffix of the method's name in directories; by default the hyper-parameters that differ from the preset.
         run_dir: Directory of the one run; by default a directory below `runs_dir`.
-        allow_nonidentical: Resume even if the result differs from that of an uninterrupted run.
+        resume: Extend a run with fewer rounds.
+        must_be_new: Refuse directories with content; by default finished runs are skipped and others continue.
+        allow_nonidentical: Continue a run even if the result differs from that of an uninterrupted run.
     """
 
     methods: tuple[str, ...]
@@ -56,25 +62,37 @@ class RunRequest:
     assignments: tuple[str, ...] = ()
     overrides: dict[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
-    tag: str = ""
+    tag: str | None = None
     runs_dir: Path = Path("runs")
     run_dir: Path | None = None
     resume: bool = False
+    must_be_new: bool = False
     allow_nonidentical: bool = False
     device: str = "auto"
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to make: its configuration, its directory, and the name of its shards if they are not given."""
+    """A run to make: its configuration, its directory, and the name of its shards if they are not given.
+
+    Attributes:
+        detail: What distinguishes the run from others of its method in one command, for labels.
+    """
 
     config: RunConfig
     files: RunDirectory
     shards_name: str
+    detail: str = ""
 
     @property
     def label(self) -> str:
-        return f"{self.config.method.variant} seed {self.config.seed}, {self.config.data.clients} clients"
+        name = " ".join(filter(None, (self.config.method.variant, self.detail)))
+        return f"{name} seed {self.config.seed}, {self.config.data.clients} clients"
+
+    @property
+    def shards_key(self) -> tuple[str, int]:
+        """Identifies the shards among those of the plan."""
+        return self.shards_name, self.config.partition_seed
 
 
 @dataclass(frozen=True)
@@ -89,14 +107,111 @@ class RunPlan:
 
 
 def plan_runs(request: RunRequest, data_dirs: DataDirs) -> RunPlan:
-    """Resolve and check the configuration of every run of a request.
+    """Resolve and check the configuration of every run of a request, and find their directories.
 
     Raises:
-        RequestError: A value is invalid, or a method that is not optional does not support the clients.
+        RequestError: A value is invalid, a method that is not optional does not support the clients, or two runs would
+            share a directory.
     """
+    if request.tag:
+        require_safe_name(request.tag, "--tag")
     preset = load_preset(request.preset) if request.preset is not None else None
-    layers, experiment_name = build_config_layers(request, preset)
+    base, base_name = build_base_layers(request, preset)
+    all_layers: list[ConfigLayers] = []
+    runs: dict[Path, PlannedRun] = {}
+    choices = expand_assignments(request.assignments)
+    for swept in choices:
+        layers = add_user_layers(deepcopy(base), request, swept.assignments)
+        all_layers.append(layers)
+        names = RunNames(request, base_name, base, layers, swept.values)
+        planned = plan_runs_with_layers(names, preset, data_dirs)
+        if request.run_dir is not None and len(planned) * len(choices) > 1:
+            raise RequestError(f"one directory for {len(planned) * len(choices)} runs (--run-dir): use --runs-dir")
+        for run in planned:
+            require_same_run(runs.setdefault(run.files.path, run), run)
+    by_method = sorted(runs.values(), key=lambda run: request.methods.index(run.config.method.info.name))
+    chosen, skipped = select_compatible_runs(by_method, request.optional_methods)
+    for run in chosen:
+        run.config.check_privacy_budget(known_num_classes(run.config, request.shards))
+    return RunPlan(request, all_layers[0], chosen, skipped)
+
+
+@dataclass(frozen=True)
+class RunNames:
+    """Names the runs of a request that share their configuration layers.
+
+    Attributes:
+        base_name: Name of the preset or the shards.
+        base: The layers of the preset and the shards alone.
+        layers: All layers.
+        swept: The values of the keys that have several in the request; they are part of every name.
+    """
+
+    request: RunRequest
+    base_name: str
+    base: ConfigLayers
+    layers: ConfigLayers
+    swept: dict[str, str]
+
+    def experiment_name(self, data_dirs: DataDirs, ignored_keys: tuple[str, ...] = ()) -> str:
+        """Return the name that the user gave, or the automatic one without `ignored_keys`.
+
+        A run in a directory that the user names needs no name of its own.
+        """
+        given = self.request.experiment_name
+        if self.request.run_dir is not None:
+            return given or self.base_name
+        name, base = (self.base_name, self.base) if given is None else (given, self.layers)
+        return automatic_experiment_name(name, base, self.layers, data_dirs, self.swept, ignored_keys)
+
+    def tag(self, config: RunConfig) -> str:
+        """Return the tag that the user gave, or the automatic one."""
+        given = self.request.tag
+        if given is None:
+            return automatic_tag(config, self.base, self.layers, self.swept)
+        return "-".join(filter(None, (given, automatic_tag(config, self.layers, self.layers, self.swept))))
+
+    def find_run(self, config: RunConfig, data_dirs: DataDirs) -> tuple[RunConfig, RunDirectory]:
+        """Return a configuration under the name of its run, and the directory.
+
+        A run that exists under a shorter name, e.g. because it was extended or made by an earlier version, keeps it.
+        """
+        request, tag = self.request, self.tag(config)
+        if request.run_dir is not None:
+            return config, RunDirectory(request.run_dir)
+        automatic = RunDirectory(run_directory(request.runs_dir, config, tag))
+        if not automatic.has_content():
+            without_rounds = self.experiment_name(data_dirs, ("train.rounds",))
+            for name, other_tag in (
+                (without_rounds, tag),
+                (request.experiment_name or self.base_name, request.tag or ""),
+            ):
+                renamed = replace(config, experiment_name=name)
+                files = RunDirectory(run_directory(request.runs_dir, renamed, other_tag))
+                if holds_run(files, renamed, request, data_dirs):
+                    return renamed, files
+        return config, automatic
+
+
+def holds_run(files: RunDirectory, config: RunConfig, request: RunRequest, data_dirs: DataDirs) -> bool:
+    """Whether a directory holds a run that the request would continue or skip."""
+    try:
+        if not files.has_content():
+            return False
+        stored = load_latest_run_config(files, data_dirs)
+    except (RequestError, OSError):
+        return False
+    differences = config_differences(stored, config)
+    if any(not (request.allow_nonidentical and difference.is_overridable) for difference in differences):
+        return False
+    return stored.train.rounds == config.train.rounds or request.resume
+
+
+def plan_runs_with_layers(names: RunNames, preset: Preset | None, data_dirs: DataDirs) -> list[PlannedRun]:
+    """Plan one run per method and seed with the same configuration layers."""
+    request, layers = names.request, names.layers
     partition_seed = request.shards.partition.seed if request.shards else None
+    experiment_name = names.experiment_name(data_dirs)
     configs = [
         resolve_run_config(experiment_name, layers, method, seed, data_dirs, partition_seed)
         for method in request.methods
@@ -106,22 +221,32 @@ def plan_runs(request: RunRequest, data_dirs: DataDirs) -> RunPlan:
         raise RequestError(
             f"data settings cannot change for existing shards ({request.shards.path}): re-run 'fedmosaic partition'"
         )
-    if request.tag:
-        require_safe_name(request.tag, "--tag")
-    if request.run_dir is not None and len(configs) > 1:
-        raise RequestError(f"one directory for {len(configs)} runs (--run-dir): use --runs-dir")
     shards_name = "" if request.shards else default_shards_name(preset, layers, configs[0], data_dirs)
-    runs = [
-        PlannedRun(
-            config, RunDirectory(request.run_dir or run_directory(request.runs_dir, config, request.tag)), shards_name
+    runs = []
+    for config in configs:
+        named, files = names.find_run(config, data_dirs)
+        named = with_recorded_model(named, files, layers, data_dirs)
+        runs.append(PlannedRun(named, files, shards_name, run_detail(names, config)))
+    return runs
+
+
+def run_detail(names: RunNames, config: RunConfig) -> str:
+    """Return the swept values of a run, for labels."""
+    method = f"methods.{config.method.info.name}."
+    return " ".join(
+        f"{key.removeprefix(method)}={value}"
+        for key, value in names.swept.items()
+        if not key.startswith("methods.") or key.startswith(method)
+    )
+
+
+def require_same_run(planned: PlannedRun, run: PlannedRun) -> None:
+    """Refuse two different runs in one directory."""
+    for difference in config_differences(planned.config, run.config):
+        raise RequestError(
+            f"two runs would share a directory, {display_difference(difference.text)} ({run.files.path}): "
+            "give them different names with --name or --tag"
         )
-        for config in configs
-    ]
-    runs = [replace(run, config=with_recorded_model(run.config, run.files, layers, data_dirs)) for run in runs]
-    runs, skipped = select_compatible_runs(runs, request.optional_methods)
-    for run in runs:
-        run.config.check_privacy_budget(known_num_classes(run.config, request.shards))
-    return RunPlan(request, layers, runs, skipped)
 
 
 def with_recorded_model(config: RunConfig, files: RunDirectory, layers: ConfigLayers, data_dirs: DataDirs) -> RunConfig:
@@ -147,8 +272,8 @@ def known_num_classes(config: RunConfig, shards: ShardSet | None) -> int | None:
     return None if info is None else info.num_classes
 
 
-def build_config_layers(request: RunRequest, preset: Preset | None) -> tuple[ConfigLayers, str]:
-    """Stack the configuration layers of a request; return them with the experiment's name."""
+def build_base_layers(request: RunRequest, preset: Preset | None) -> tuple[ConfigLayers, str]:
+    """Return the layers of the preset, the shards and the simulated sites of a request, with their name."""
     layers, name = ConfigLayers(), ""
     if preset is not None:
         name = preset.name
@@ -163,15 +288,20 @@ def build_config_layers(request: RunRequest, preset: Preset | None) -> tuple[Con
         name += f"-{request.simulated_sites}-sites"
     if not name:
         raise RequestError("no data to train on (fedmosaic): add --preset quickstart or --shards DIR")
+    require_safe_name(name)
+    return layers, name
+
+
+def add_user_layers(layers: ConfigLayers, request: RunRequest, assignments: Iterable[str]) -> ConfigLayers:
+    """Add the values that the user gives besides preset and shards."""
     if request.experiment_name is not None:
         require_safe_name(request.experiment_name, "--name")
-        name = request.experiment_name
     if request.config_file is not None:
         layers.add(f"file {request.config_file}", read_yaml(request.config_file))
-    for assignment in request.assignments:
+    for assignment in assignments:
         layers.add_assignment(assignment)
     layers.add("flag", request.overrides)
-    return layers, name
+    return layers
 
 
 def default_shards_name(preset: Preset | None, layers: ConfigLayers, config: RunConfig, data_dirs: DataDirs) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_settings import DataSettings
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition
+    from fedmosaic_cli.runner.plan import RunRequest
     from fedmosaic_cli.storage.runs import RunDirectory
     from fedmosaic_cli.storage.shards import ShardSet
 
@@ -148,30 +149,43 @@ def matches_manifest(dataset: Dataset, manifest: dict[str, Any]) -> bool:
     return facts == (manifest["examples"], manifest["image_shape"], manifest["class_names"])
 
 
-def check_run_directory(
-    config: RunConfig, files: RunDirectory, resume: bool, data_dirs: DataDirs, allow_nonidentical: bool = False
-) -> None:
-    """Refuse a directory that is locked, not empty without `resume`, or has an incompatible configuration."""
+def check_run_directory(config: RunConfig, files: RunDirectory, request: RunRequest, data_dirs: DataDirs) -> None:
+    """Refuse a directory that is locked, or that holds another run than the requested one."""
     files.check_file_types()
     require_unlocked(files.path)
-    require_empty_or_resume(files, resume)
+    if request.must_be_new:
+        require_empty(files)
     if not files.has_content():
         return
-    for difference in config_differences(load_latest_run_config(files, data_dirs), config):
-        if is_run_complete(files, config):
-            raise RequestError(
-                f"the run is finished with another configuration: {display_difference(difference.text)} "
-                f"({files.config_path}): "
-                "use another --run-dir"
-            )
-        if not (allow_nonidentical and difference.is_overridable):
-            remedy = "set it back, or use another --run-dir"
-            if difference.is_overridable:
-                remedy = "set it back, use another --run-dir, or accept another result with --allow-nonidentical"
-            raise RequestError(
-                f"cannot resume with another configuration: {display_difference(difference.text)} "
-                f"({files.config_path}): {remedy}"
-            )
+    stored = load_latest_run_config(files, data_dirs)
+    for difference in config_differences(stored, config):
+        is_finished = is_run_complete(files, config)
+        if not is_finished and request.allow_nonidentical and difference.is_overridable:
+            continue
+        remedies = ["set it back", rename_advice(request)]
+        if difference.is_overridable and not is_finished:
+            remedies.append("accept another result with --allow-nonidentical")
+        raise RequestError(
+            f"another run{' is finished' if is_finished else ''} here: {display_difference(difference.text)} "
+            f"({files.config_path}): {', '.join(remedies[:-1])}, or {remedies[-1]}"
+        )
+    if stored.train.rounds < config.train.rounds and not request.resume:
+        raise RequestError(
+            f"the run here has {stored.train.rounds} rounds, not {config.train.rounds} ({files.path}): add --resume "
+            f"to extend it, or {rename_advice(request)}"
+        )
+
+
+def rename_advice(request: RunRequest) -> str:
+    """Return how to put a run into another directory."""
+    if request.run_dir is not None:
+        return "use another --run-dir"
+    given = [
+        option for option, value in (("--name", request.experiment_name), ("--tag", request.tag)) if value is not None
+    ]
+    if not given:
+        return "choose a --name"
+    return f"leave out {' and '.join(given)} or choose {'others' if len(given) > 1 else 'another'}"
 
 
 def is_run_complete(files: RunDirectory, config: RunConfig) -> bool:
@@ -187,9 +201,9 @@ def is_run_intact(files: RunDirectory, config: RunConfig) -> bool:
     return is_run_complete(files, config) and not files.damaged_files()
 
 
-def require_empty_or_resume(files: RunDirectory, resume: bool) -> None:
-    """Refuse a directory with content, unless the run is resumed."""
-    if files.has_content() and not resume:
+def require_empty(files: RunDirectory) -> None:
+    """Refuse a directory with content."""
+    if files.has_content():
         raise RequestError(
             f"run directory is not empty ({files.path}): add --resume to continue, or choose another directory"
         )
@@ -201,17 +215,17 @@ def load_latest_run_config(files: RunDirectory, data_dirs: DataDirs) -> RunConfi
     if manifest is not None:
         return run_config_from_dict(manifest["config"], str(files.checkpoints_dir), data_dirs)
     if not files.config_path.is_file():
-        raise RequestError(f"nothing to resume here ({files.path}): this is not a run directory")
+        raise RequestError(f"the directory has other content and no run ({files.path}): choose another directory")
     return load_run_config(files.config_path, data_dirs)
 
 
 def require_finished_run(files: RunDirectory) -> None:
     """Raise RequestError unless the directory contains a finished run."""
     if files.is_finished() and not files.config_path.exists():
-        raise RequestError(f"the configuration is missing ({files.config_path}): repair the run with --resume")
+        raise RequestError(f"the configuration is missing ({files.config_path}): repeat its command to repair the run")
     if not files.config_path.is_file():
         raise RequestError(f"not a run directory ({files.path}): name one such as runs/quickstart/local/seed-0")
     require_no_links_below(files.path)
     if not files.is_finished():
         require_unlocked(files.path)
-        raise RequestError(f"the run is not finished ({files.path}): continue with --resume first")
+        raise RequestError(f"the run is not finished ({files.path}): repeat its command to continue it")

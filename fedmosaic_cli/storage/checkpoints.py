@@ -97,7 +97,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     contents = {VALUES_FILE: to_json_bytes(checkpoint.values), **checkpoint.logs}
     require_no_link(folder)
     make_directories(folder)
-    hint = "free some space, then continue with --resume"
+    hint = "free some space, then repeat the command"
     require_free_space(folder, 2 * (layout.num_bytes + sum(map(len, contents.values()))), hint)
     path = folder / f"{CHECKPOINT_PREFIX}{checkpoint.round:05d}"
     with atomic_directory(path) as temporary:

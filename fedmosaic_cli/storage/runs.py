@@ -106,7 +106,7 @@ class RunLogs:
             if sha256(contents[name]) != digest:
                 raise RunStateError(
                     f"another process changed the log during the run ({self._folder / name}): "
-                    "stop that process, then continue with --resume"
+                    "stop that process, then repeat the command"
                 )
         return contents
 
@@ -240,7 +240,9 @@ class RunDirectory:
             return load_tensors(data)
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
-            raise RequestError(f"cannot read a model, {reason} ({path}): repair the run with --resume") from None
+            raise RequestError(
+                f"cannot read a model, {reason} ({path}): repeat its command to repair the run"
+            ) from None
 
     def finalize(self, summary: dict[str, Any], log_digests: Mapping[str, str]) -> None:
         """Write the digests of all files, with those of the logs as they were written, and then the summary."""
@@ -328,7 +330,7 @@ class RunDirectory:
 
 
 def changed_file_error(path: Path) -> RequestError:
-    return RequestError(f"the file was changed or is damaged ({path}): repair the run with --resume")
+    return RequestError(f"the file was changed or is damaged ({path}): repeat its command to repair the run")
 
 
 def link_or_copy(source: Path, target: Path) -> None:

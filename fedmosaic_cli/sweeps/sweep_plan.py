@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedmosaic_cli.config.automatic_names import hyperparameter_tag
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.config.rerun_args import default_runs_dir
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.data.data_dirs import DataDirs
     from fedmosaic_cli.sweeps.studies import Scale, Scenario, Study, StudyRow
+
+TAGGED_SECTIONS = ("methods.", "privacy.")
+"""Sections of values that are in the tag of a run, not in the name of its experiment."""
 
 
 class SweepRunState(StrEnum):
@@ -99,7 +103,9 @@ class SweepJob:
         for assignment in (*scenario.overrides, *self.options.overrides, *row.overrides):
             args += ["--set", assignment]
         args += ["--name", scenario.name] if scenario.name != scenario.preset else []
-        args += ["--tag", run.tag] if run.tag else []
+        # With other hyper-parameters in all rows, the command would find a tag of its own.
+        is_tag_given = run.tag or any(word.startswith(TAGGED_SECTIONS) for word in self.options.overrides)
+        args += ["--tag", run.tag] if is_tag_given else []
         args += ["--seeds", ",".join(str(run.config.seed) for run in self.runs)]
         args += ["--runs-dir", str(self.options.runs_dir)] if self.options.runs_dir != default_runs_dir() else []
         return [*args, *self.options.extra_args]
@@ -190,18 +196,6 @@ def plan_sweep_run(
     config = resolve_run_config(scenario.name, layers, row.method, seed, data_dirs)
     tag = hyperparameter_tag(config.method, default)
     return SweepRun(scenario, row, config, tag, RunDirectory(run_directory(options.runs_dir, config, tag)))
-
-
-def hyperparameter_tag(method: Any, default: Any) -> str:
-    """Return the hyper-parameters that differ from the default and do not show in the method's variant, or ""."""
-    values, own_defaults, defaults = (asdict(each) for each in (method, type(method)(), default))
-    defaults = own_defaults | defaults  # a hyper-parameter may select a class with further fields
-    parts = []
-    for name, value in values.items():
-        is_in_variant = replace(method, **{name: defaults[name]}).variant != method.variant
-        if value != defaults[name] and not is_in_variant:
-            parts.append(f"{name.replace('_', '-')}-{f'{value:g}' if isinstance(value, float) else value}")
-    return "-".join(parts)
 
 
 def missing_data_reason(config: RunConfig, data_dirs: DataDirs) -> str:

@@ -19,7 +19,18 @@ from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS
 from tests.conftest import fedmosaic
 
 # One warm-up round, so that the other two exchange labels.
-SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "methods.fedmosaic.warmup_rounds=1")
+SHORT = (
+    "--preset",
+    "quickstart",
+    "--rounds",
+    "3",
+    "--set",
+    "methods.fedmosaic.warmup_rounds=1",
+    "--name",
+    "quickstart",
+    "--tag",
+    "",
+)
 RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
 
 
@@ -274,9 +285,12 @@ def test_a_run_killed_before_its_start_is_not_a_run(invoke, tmp_path):
 
 def test_resuming_with_another_configuration_is_refused(invoke, finished_runs, tmp_path):
     shutil.copytree(finished_runs, tmp_path / "runs")
-    result = invoke("train", "--preset", "quickstart", "--rounds", "7", "--set", "train.lr=0.5", "--resume")
-    assert result.exit_code == 2
-    assert "train.lr was 0.003 and is now 0.5" in result.stderr
+    options = ("--preset", "quickstart", "--name", "quickstart", "--rounds", "7", "--set", "train.lr=0.5")
+    for more in ([], ["--resume"]):
+        result = invoke("train", *options, *more)
+        assert result.exit_code == 2
+        assert "another run is finished here: train.lr was 0.003 and is now 0.5" in result.stderr
+        assert "leave out --name or choose another" in result.stderr
 
 
 def test_damaged_models_and_unfinished_runs_are_not_evaluated(invoke, finished_runs, tmp_path):
@@ -320,7 +334,7 @@ def test_training_on_shards_refuses_other_data_settings(invoke, tmp_path):
     assert result.exit_code == 0, result.stderr
     [summary] = json.loads(result.stdout)
     assert summary["shards"]["digest"] == manifest["digest"]
-    assert (summary["preset"], summary["seed"], len(summary["accuracy"]["per_client"])) == ("mine", 0, 5)
+    assert (summary["preset"], summary["seed"], len(summary["accuracy"]["per_client"])) == ("mine-rounds-2", 0, 5)
     result = invoke("train", "--shards", "mine", "--set", "data.alpha=0.7", "--runs-dir", "other")
     assert result.exit_code == 2
     assert "re-run 'fedmosaic partition'" in result.stderr
@@ -451,7 +465,7 @@ def test_a_terminal_shows_a_progress_bar_and_colours(tmp_path):
 def test_the_suggested_next_command_keeps_the_options(invoke):
     result = invoke("train", *SHORT, "--seeds", "3,4", "--set", "train.lr=0.01", "--runs-dir", "my runs")
     assert (
-        "next: fedmosaic baseline all --preset quickstart --rounds 3 --seeds 3,4 --runs-dir 'my runs' "
+        "next: fedmosaic baseline all --preset quickstart --rounds 3 --seeds 3,4 --name quickstart --runs-dir 'my runs' "
         "--set methods.fedmosaic.warmup_rounds=1 --set train.lr=0.01\nthen: fedmosaic report 'my runs'\n"
     ) in result.stdout
 
@@ -483,6 +497,7 @@ def test_without_a_public_set_methods_that_need_one_are_left_out(invoke):
 
 def test_clients_can_have_different_models(invoke, tmp_path):
     short = ("--preset", "quickstart-mixed", "--rounds", "3", "--set", "clients.6-7.model=decision-tree", "-q")
+    short += ("--name", "quickstart-mixed", "--tag", "")
     trained = invoke("train", *short, "--set", "methods.fedmosaic.warmup_rounds=1")
     assert trained.exit_code == 0, trained.stderr
     summary = json.loads(next(tmp_path.rglob("fedmosaic-entropy/seed-0/summary.json")).read_text())

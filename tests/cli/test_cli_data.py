@@ -160,7 +160,7 @@ def test_share_can_be_partitioned_trained_and_resumed(invoke, tmp_path):
     manifest = manifest_of(tmp_path / "s")
     assert manifest["examples"] == 100
     assert sum(client["test"]["size"] for client in manifest["clients"]) + manifest["left_out"] == 20
-    small = ("--set", "model.hidden=[8]", "--set", "methods.fedmosaic.warmup_rounds=0", "-q", "--resume")
+    small = ("--set", "model.hidden=[8]", "--set", "methods.fedmosaic.warmup_rounds=0", "-q", "--resume", "--name", "s")
     for rounds in (1, 2):
         done = invoke("train", "--shards", "s", *small, "--rounds", rounds)
         assert done.exit_code == 0, done.output
@@ -270,7 +270,7 @@ def test_training_on_user_images(invoke, tmp_path, monkeypatch):
     assert manifest["public"]["size"] == 7, "a tenth, when nobody says how many"
     done = invoke("train", "--shards", shards, "--rounds", 2, "--quiet")
     assert done.exit_code == 0, done.output
-    run = tmp_path / "runs" / "folder-domain-s0" / "fedmosaic-frequency" / "seed-0"
+    run = tmp_path / "runs" / "folder-domain-s0-rounds-2" / "fedmosaic-frequency" / "seed-0"
     monkeypatch.chdir(tmp_path / "mine")
     assert invoke("evaluate", run, "--quiet").exit_code == 0, "found where the shards say"
     shutil.rmtree(shards)
@@ -330,7 +330,7 @@ def test_the_best_round_is_chosen_on_validation_data_alone(invoke, tmp_path):
 
 def test_evaluating_a_missing_split_is_refused(invoke, tmp_path):
     assert invoke("baseline", "local", "--preset", "quickstart", "--rounds", 1, "--quiet").exit_code == 0
-    done = invoke("evaluate", "runs/quickstart/local/seed-0", "--split", "val")
+    done = invoke("evaluate", "runs/quickstart-rounds-1/local/seed-0", "--split", "val")
     assert done.exit_code == 2
     assert "the clients have no validation data" in done.stderr
 
@@ -477,7 +477,7 @@ def test_number_of_examples_of_each_client(invoke, tmp_path):
     assert "drawn by each client's class distribution, 30 per client (protocol official)" in done.stdout
     clients = manifest_of(tmp_path / "s")["clients"]
     assert [(client["train"]["size"], client["test"]["size"]) for client in clients] == [(40, 30)] * 10
-    few = ("--set", "data.examples_per_client=25", "--rounds", 1, "-q")
+    few = ("--set", "data.examples_per_client=25", "--name", "few", "--rounds", 1, "-q")
     done = invoke("train", "--preset", "quickstart", *few)
     assert done.exit_code == 0, done.output
     (folder,) = (tmp_path / "shards").iterdir()

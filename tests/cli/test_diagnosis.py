@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
 
-SHORT = ("--preset", "quickstart-label-skew", "--rounds", "12")
+SHORT = ("--preset", "quickstart-label-skew", "--rounds", "12", "--name", "quickstart-label-skew", "--tag", "")
 PAPER = ("--set", "methods.fedmosaic.trust=paper")
 RUN = Path("runs/quickstart-label-skew/fedmosaic-entropy/seed-0")
 FADED = ": for them this is Local training, and nothing here tells of collaboration"
@@ -100,7 +100,7 @@ def test_without_a_local_run_its_command_is_printed_once(output):
     assert "against Local" not in output["alone"].stdout
     hint = (
         "note: there is no Local run to compare with (runs/quickstart-label-skew/local/seed-0): make it: fedmosaic "
-        "baseline local --preset quickstart-label-skew --rounds 12 --seed 0"
+        "baseline local --preset quickstart-label-skew --name quickstart-label-skew --rounds 12 --seed 0"
     )
     assert output["alone"].stderr.splitlines().count(hint) == 1
     shutil.rmtree("runs/quickstart-label-skew/local")
@@ -119,7 +119,7 @@ def test_each_of_several_runs_gets_a_comparison_line(output):
 
 
 def test_a_local_run_with_other_rounds_is_not_used(output):
-    result = invoke("train", *SHORT[:2], "--rounds", "7", "--run-dir", "mine")
+    result = invoke("train", *SHORT[:2], "--rounds", "7", "--run-dir", "mine", *SHORT[4:6])
     assert "against Local" not in result.stdout
     assert "it was made with rounds 12, not 7" in result.stderr
 

@@ -143,7 +143,7 @@ def test_without_a_local_run_its_command_is_shown(evaluate):
     [line] = result.stderr.splitlines()
     assert line == (
         f"note: there is no Local run to compare with ({LOCAL}): "
-        "make it: fedmosaic baseline local --preset quickstart --rounds 7 --seed 0"
+        "make it: fedmosaic baseline local --preset quickstart --name quickstart --rounds 7 --seed 0"
     )
     stored = read_checksummed_json(FEDCT / "evaluation.json")
     assert stored["collaboration"] is None
@@ -155,12 +155,12 @@ def test_without_a_local_run_its_command_is_shown(evaluate):
 def test_the_shown_command_creates_a_matching_local_run(evaluate):
     """Also for a run with overrides in another directory."""
     changes = "--set train.local_epochs=2 --set train.lr=0.01 --set data.alpha=0.5 --set clients.0-1.model.hidden=[8]"
-    train = f"baseline fedct --preset quickstart --rounds 2 {changes} --runs-dir other --seed 3 -q"
+    train = f"baseline fedct --preset quickstart --name mine --rounds 2 {changes} --runs-dir other --seed 3 -q"
     done = CliRunner().invoke(app, shlex.split(train))
     assert done.exit_code == 0, done.stderr
-    run = "other/quickstart/fedct/seed-3"
+    run = "other/mine/fedct/seed-3"
     line = evaluate(run).stderr.strip()
-    assert line.startswith("note: there is no Local run to compare with (other/quickstart/local/seed-3)")
+    assert line.startswith("note: there is no Local run to compare with (other/mine/local/seed-3)")
     command = shlex.split(line.partition("make it: ")[2])
     assert command[0] == "fedmosaic"
     local = CliRunner().invoke(app, [*command[1:], "-q"])
@@ -176,7 +176,7 @@ def test_the_shown_command_uses_given_shards(evaluate):
     ):
         done = CliRunner().invoke(app, shlex.split(words))
         assert done.exit_code == 0, done.stderr
-    run = "runs/mine/fedmosaic-frequency/seed-1"
+    run = "runs/mine-rounds-2/fedmosaic-frequency/seed-1"
     line = evaluate(run).stderr.strip()
     assert line.endswith("make it: fedmosaic baseline local --shards mine --rounds 2 --seed 1")
     local = CliRunner().invoke(app, shlex.split(line.partition("make it: fedmosaic ")[2]))
@@ -196,7 +196,9 @@ def test_a_local_run_on_other_shards_is_ignored(evaluate):
     [line] = result.stderr.splitlines()
     assert "other shards" in line
     assert "--compare-with DIR" in line
-    assert line.endswith("fedmosaic baseline local --preset quickstart --rounds 7 --seed 0 --run-dir DIR")
+    assert line.endswith(
+        "fedmosaic baseline local --preset quickstart --name quickstart --rounds 7 --seed 0 --run-dir DIR"
+    )
     stored = read_checksummed_json(FEDCT / "evaluation.json")
     assert stored["collaboration"] is None
     assert "other shards" in stored["no_collaboration"]
@@ -220,7 +222,7 @@ def test_a_damaged_local_run_is_ignored(evaluate, damage):
     assert result.exit_code == 0
     [line] = result.stderr.splitlines()
     assert "the Local run is not finished, or damaged" in line
-    assert line.endswith("fedmosaic baseline local --preset quickstart --rounds 7 --seed 0 --resume")
+    assert line.endswith("fedmosaic baseline local --preset quickstart --name quickstart --rounds 7 --seed 0")
     assert read_checksummed_json(FEDCT / "evaluation.json")["collaboration"] is None
 
 

@@ -39,7 +39,10 @@ def test_report_prints_a_table_of_the_paper(report):
     assert result.exit_code == 0, result.stderr
     assert "| | Method | Practical non-IID: quickstart |" in result.stdout
     assert "| PFL | Per-FedAvg |" in result.stdout
-    assert "fedmosaic train --preset quickstart --rounds 7 --expertise frequency --seeds 0,1" in result.stdout
+    assert (
+        "fedmosaic train --preset quickstart --name quickstart --rounds 7 --expertise frequency --seeds 0,1"
+        in result.stdout
+    )
 
 
 def run_command(command):
@@ -74,7 +77,7 @@ def test_commands_complete_runs_on_custom_shards_with_custom_settings_and_direct
         ("baseline", "local", "ditto", *own, *places),
     ):  # as subprocesses, because a run records the arguments of its process
         assert fedmosaic(*arguments, cwd=tmp_path).returncode == 0
-    shutil.rmtree("elsewhere/mine/local/seed-1")
+    shutil.rmtree("elsewhere/mine-rounds-2-lr-0.02/local/seed-1")
     gap = cell(report, "elsewhere", method="Centralized")
     assert gap["command"] == (
         "fedmosaic baseline centralized --preset quickstart --shards mine --rounds 2 --set train.lr=0.02 --seeds 0,1 "
@@ -217,7 +220,7 @@ def test_changed_run_files_do_not_change_the_report(report, tmp_path, name):
         if folder.name != "local":
             shutil.rmtree(folder)
     before = report().stdout
-    assert "fedmosaic baseline centralized --preset quickstart --rounds 7 --seeds 0,1" in before
+    assert "fedmosaic baseline centralized --preset quickstart --name quickstart --rounds 7 --seeds 0,1" in before
     for file in (tmp_path / "runs").rglob(name):
         file.write_text(file.read_text().replace("7", "8"))
     assert report().stdout == before

@@ -20,6 +20,7 @@ from fedmosaic_cli.runner.tensorboard_log import round_scalars
 TRAIN = (
     *("train", "--preset", "quickstart", "--runs-dir", "runs", "--set", "train.checkpoint_every=2"),
     *("--set", "methods.fedmosaic.warmup_rounds=1", "--set", "train.local_steps=1", "--set", "train.execution=threads"),
+    *("--name", "quickstart", "--tag", ""),
 )
 RUN = Path("runs/quickstart/fedmosaic-entropy/seed-0")
 
@@ -67,7 +68,7 @@ def assert_all_rounds_once(run: Path) -> None:
 def test_event_files_contain_the_log_and_results_do_not_change(invoke, tmp_path):
     done = invoke(*TRAIN, "--rounds", 4, "--tensorboard")
     assert done.exit_code == 0, done.stderr
-    assert "baseline all --preset quickstart --rounds 4 --tensorboard" in done.stdout
+    assert "baseline all --preset quickstart --rounds 4 --name quickstart --tensorboard" in done.stdout
     assert_all_rounds_once(RUN)
     scalars = events(RUN)
     assert {"lambda/client-003", "mean/accuracy", "mean/loss_public", "mean/agreement", "sum/bits_up"} <= scalars.keys()

@@ -140,9 +140,18 @@ def test_the_command_line_prints_notices_and_shows_new_names(invoke, tmp_path):
 
 
 def test_a_run_stores_old_keys_and_resumes_without_notice(invoke, tmp_path):
-    options = ("--preset", "quickstart", "--set", "train.image_device=host", "--set", "data.fraction=0.9")
+    options = (
+        "--preset",
+        "quickstart",
+        "--set",
+        "train.image_device=host",
+        "--name",
+        "mine",
+        "--set",
+        "data.fraction=0.9",
+    )
     assert invoke("baseline", "local", *options, "-q", "--rounds", 1).exit_code == 0
-    stored = yaml.safe_load((tmp_path / "runs/quickstart/local/seed-0/config.yaml").read_text())
+    stored = yaml.safe_load((tmp_path / "runs/mine/local/seed-0/config.yaml").read_text())
     assert (stored["train"]["images"], stored["data"]["share"]) == ("host", 0.9)
     resumed = invoke("baseline", "local", *options, "-q", "--rounds", 2, "--resume")
     assert (resumed.exit_code, resumed.stderr) == (0, "")

@@ -37,9 +37,13 @@ def test_option_values_are_parsed(arguments, expected):
 
 
 def test_changes_to_a_preset_become_options():
-    run = run_of("quickstart", "train.rounds=7", "data.alpha=0.3", "train.optimizer=sgd", "methods.ditto.mu=3")
-    words = ["--preset", "quickstart", "--set", "data.alpha=0.3", "--rounds", "7", "--set", "train.optimizer=sgd"]
-    assert cli_args_for(run, {}, DataDirs()) == words
+    changes = ("train.rounds=7", "data.alpha=0.3", "train.optimizer=sgd", "methods.ditto.mu=3")
+    words = ["--set", "data.alpha=0.3", "--rounds", "7", "--set", "train.optimizer=sgd"]
+    named = run_of("quickstart", *changes, setting="quickstart-alpha-0.3-rounds-7-optimizer-sgd")
+    assert cli_args_for(named, {}, DataDirs()) == ["--preset", "quickstart", *words]
+    # Without the name of the run, the command would find another one.
+    run = run_of("quickstart", *changes)
+    assert cli_args_for(run, {}, DataDirs()) == ["--preset", "quickstart", "--name", "quickstart", *words]
 
 
 def test_augmentation_becomes_an_option_even_if_it_is_turned_off(tmp_path):
@@ -47,10 +51,10 @@ def test_augmentation_becomes_an_option_even_if_it_is_turned_off(tmp_path):
     file.write_text("train: {augment: crop}")
     environment = {"arguments": ["train", "--config", str(file)]}
     words = ["--preset", "quickstart", "--config", str(file)]
-    assert cli_args_for(run_of("quickstart", "train.augment=flip"), {}, DataDirs()) == [
-        *("--preset", "quickstart", "--set", "train.augment=flip")
-    ]
-    assert cli_args_for(run_of("quickstart", "train.augment=crop"), environment, DataDirs()) == words
+    flipped = run_of("quickstart", "train.augment=flip", setting="quickstart-augment-flip")
+    assert cli_args_for(flipped, {}, DataDirs()) == ["--preset", "quickstart", "--set", "train.augment=flip"]
+    cropped = run_of("quickstart", "train.augment=crop", setting="quickstart-augment-crop")
+    assert cli_args_for(cropped, environment, DataDirs()) == words
     assert cli_args_for(run_of(), environment, DataDirs()) == [*words, "--set", "train.augment=none"]
 
 
@@ -88,7 +92,7 @@ def test_moved_shards_are_found_by_their_digest(tmp_path, monkeypatch):
 
 
 def test_recorded_files_are_found_in_the_recorded_directory(tmp_path, monkeypatch):
-    run = run_of("quickstart", "train.lr=0.5", setting="mine")
+    run = run_of("quickstart", "train.lr=0.5", setting="mine-lr-0.5")
     arguments = ["train", "--preset", "mine.yaml", "--config", "own.yaml"]
     environment = {"arguments": arguments, "directory": str(tmp_path)}
     # Without the preset, differences from it are unknown: only its name is returned.

@@ -14,7 +14,19 @@ from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.runner.checkpoint_state import capture_state
 from tests.toys import TOYS, models, personal_models, same
 
-SHORT = ("--preset", "quickstart", "--rounds", "3", "--set", "train.optimizer=sgd", "-q")
+SHORT = (
+    "--preset",
+    "quickstart",
+    "--rounds",
+    "3",
+    "--set",
+    "train.optimizer=sgd",
+    "-q",
+    "--name",
+    "quickstart",
+    "--tag",
+    "",
+)
 SKIP_DIVERGED = ("--set", "clients.0.lr=1e30", "--on-nan", "skip")
 
 

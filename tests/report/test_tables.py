@@ -161,8 +161,8 @@ def test_commands_of_missing_seeds_repeat_the_hyperparameters(runs):
     runs("quickstart", "fedmosaic-entropy", 0, 0.9, hyperparameters=hyperparameters)
     own = [line for line in table_of(runs).commands if "--set" in line]
     assert own == [
-        "fedmosaic baseline fedprox --preset quickstart --set methods.fedprox.mu=5 --seeds 1",
-        "fedmosaic train --preset quickstart --expertise entropy --set methods.fedmosaic.trust=paper --seeds 1",
+        "fedmosaic baseline fedprox --preset quickstart --set methods.fedprox.mu=5 --tag '' --seeds 1",
+        "fedmosaic train --preset quickstart --expertise entropy --set methods.fedmosaic.trust=paper --tag '' --seeds 1",
     ]
 
 
@@ -177,13 +177,13 @@ def test_a_narrow_terminal_gets_several_tables(runs):
     assert max(len(line.rstrip()) for line in lines if "(" in line and "Local" not in line) <= 80
 
 
-def test_commands_resume_unfinished_runs(runs):
+def test_commands_of_unfinished_runs_are_those_of_missing_ones(runs):
     runs("s", "local", 0, 0.9)
     (runs("s", "fedavg", 0, 0.9) / "summary.json").unlink()
     runs("s", "fedavg", 1, 0.9)
     assert baseline_commands(runs) == [
         "fedmosaic baseline local --preset s --seeds 1",
-        "fedmosaic baseline fedavg --preset s --seeds 0 --resume",
+        "fedmosaic baseline fedavg --preset s --seeds 0",
     ]
 
 

@@ -117,7 +117,7 @@ def test_locked_runs_are_not_printed(working_dir, capsys):
 
 
 def test_a_run_succeeds_while_another_process_executes_its_local_run(working_dir):
-    short = ("--preset", "quickstart", "--rounds", "2")
+    short = ("--preset", "quickstart", "--rounds", "2", "--name", "quickstart")
     assert fedmosaic("baseline", "local", *short, "--quiet", cwd=working_dir).returncode == 0
     local = working_dir / "runs" / "quickstart" / "local" / "seed-0"
     (local / "summary.json").unlink()
@@ -235,7 +235,7 @@ def test_a_worker_uses_the_directory_and_env_of_the_sender(tmp_path):
         while status.exit_code is None:
             status = actor.poll()
     assert status.exit_code == 0
-    assert list(tmp_path.glob("elsewhere/quickstart/*/seed-0/summary.json"))
+    assert list(tmp_path.glob("elsewhere/quickstart-rounds-1/*/seed-0/summary.json"))
     assert not (tmp_path / "runs").exists()
 
 

@@ -53,7 +53,7 @@ def warn_about_trust(label: str, summary: dict[str, Any]) -> None:
 
 
 def compare_run_with_local(
-    label: str, files: RunDirectory, summary: dict[str, Any], test_sizes: Sequence[int], data_dirs: DataDirs
+    label: str, files: RunDirectory, summary: dict[str, Any], data_dirs: DataDirs
 ) -> LocalComparison | MissingLocalBaseline | None:
     """Compare a run with the Local run in the default directory; return None for methods that share no labels."""
     if not method_info(summary["method"]).shares_labels or summary.get("unreported"):
@@ -64,7 +64,8 @@ def compare_run_with_local(
         return MissingLocalBaseline(str(error))
     if isinstance(local, MissingLocalBaseline):
         return local
-    gains = compare_accuracies(local, summary["accuracy"]["per_client"], local.accuracies or [], test_sizes)
+    sizes = [client["test"]["size"] for client in files.read_shard_manifest()["clients"]]
+    gains = compare_accuracies(local, summary["accuracy"]["per_client"], local.accuracies or [], sizes)
     return gains if isinstance(gains, MissingLocalBaseline) else LocalComparison(label, files, local, gains)
 
 

@@ -112,7 +112,7 @@ def read_complete_curves(path: Path, num_rounds: int) -> dict[str, Matrix]:
         or any(np.any((matrix < 0) | (matrix > 1)) for matrix in fractions)
         or any(np.any(abs(matrix) > MAX_PLAUSIBLE_VALUE) for matrix in curves.values())
     ):
-        raise RequestError(f"the log is damaged ({path / ROUNDS_FILE}): repair the run with --resume")
+        raise RequestError(f"the log is damaged ({path / ROUNDS_FILE}): repeat its command to repair the run")
     return curves
 
 
