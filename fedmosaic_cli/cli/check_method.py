@@ -27,7 +27,7 @@ def check_method(
 
     Trains three clients on the embedded digits for a few rounds, in a temporary directory. Takes seconds to a minute.
 
-    \\b
+    \b
     [bold]Examples[/bold]
     fedmosaic check-method ./my_method.py:MyMethod
     fedmosaic check-method ./my_method.py:MyMethod --set methods.my-method.mu=0.5

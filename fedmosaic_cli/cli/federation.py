@@ -40,9 +40,11 @@ def init(
     ),
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", help="A name or address under which sites reach this machine. Repeatable."),
+        typer.Option(
+            "--host", metavar="HOST", help="A name or address under which sites reach this machine. Repeatable."
+        ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until the certificate expires.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, metavar="N", help="Days until the certificate expires.")] = 365,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 
 ImageSizeOption = Annotated[
     int | None,
-    typer.Option(min=1, max=4096, help="Resize images to this side length.", show_default="no resizing"),
+    typer.Option(
+        min=1, max=4096, metavar="PIXELS", help="Resize images to this side length.", show_default="no resizing"
+    ),
 ]
-PublicOption = Annotated[Path, typer.Option(help="The public set of 'fedmosaic federation public'.")]
+PublicOption = Annotated[Path, typer.Option(metavar="FILE", help="The public set of 'fedmosaic federation public'.")]
 ALL_REMARKS_HINT = "see --json"
 
 
 def public(
     images: Annotated[
-        Path, typer.Option(help="A directory with images, also in subdirectories; or an npz file with 'images'.")
+        Path,
+        typer.Option(
+            metavar="PATH", help="A directory with images, also in subdirectories; or an npz file with 'images'."
+        ),
     ],
-    output: Annotated[Path, typer.Option("--out", help="Output file.")] = Path("public.npz"),
+    output: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file.")] = Path("public.npz"),
     image_size: ImageSizeOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -65,16 +70,26 @@ def public(
 
 
 def pack(
-    client: Annotated[int, typer.Option(min=0, max=MAX_CLIENTS - 1, help="The number of this site: 0, 1, 2, ...")],
+    client: Annotated[
+        int, typer.Option(min=0, max=MAX_CLIENTS - 1, metavar="N", help="The number of this site: 0, 1, 2, ...")
+    ],
     train: Annotated[
         Path,
-        typer.Option(help="A directory with a subdirectory per class; or an npz file with 'images' and 'labels'."),
+        typer.Option(
+            metavar="PATH", help="A directory with a subdirectory per class; or an npz file with 'images' and 'labels'."
+        ),
     ],
-    test: Annotated[Path, typer.Option(help="Test images, in the same form.")],
-    classes: Annotated[str, typer.Option(help="Names of all classes, e.g. cat,dog; the same at all sites, in order.")],
+    test: Annotated[Path, typer.Option(metavar="PATH", help="Test images, in the same form.")],
+    classes: Annotated[
+        str, typer.Option(metavar="NAMES", help="Names of all classes, e.g. cat,dog; the same at all sites, in order.")
+    ],
     public: PublicOption,
-    output: Annotated[Path, typer.Option("--out", help="Directory for the client's file and its description.")],
-    val: Annotated[Path | None, typer.Option(help="Validation images, in the same form.", show_default="none")] = None,
+    output: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Directory for the client's file and its description.")
+    ],
+    val: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Validation images, in the same form.", show_default="none")
+    ] = None,
     image_size: ImageSizeOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -88,8 +103,7 @@ def pack(
 
     \b
     [bold]Examples[/bold]
-    fedmosaic site pack --client 3 --train scans/train --test scans/test --classes benign,malignant
-      --public public.npz --out shard
+    fedmosaic site pack --client 3 --train train --test test --classes benign,malignant --public public.npz --out shard
     fedmosaic site pack --client 3 --train train.npz --test test.npz --classes 0,1,2 --public public.npz --out shard
     """
     from fedmosaic_cli.data.site_data import load_site_examples
@@ -122,11 +136,13 @@ def pack(
 def gather(
     descriptions: Annotated[
         list[Path],
-        typer.Argument(metavar="CLIENT.json...", help="Results of 'fedmosaic site pack', one per site."),
+        typer.Argument(metavar="CLIENT.json", help="Results of 'fedmosaic site pack', one per site."),
     ],
     public: PublicOption,
-    output: Annotated[Path, typer.Option("--out", help="New directory for the shards.")],
-    name: Annotated[str | None, typer.Option(help="Name of the data set.", show_default="the directory's name")] = None,
+    output: Annotated[Path, typer.Option("--out", metavar="DIR", help="New directory for the shards.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the data set.", show_default="the directory's name")
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -39,7 +39,12 @@ def show(
     name: NameArgument,
     debug: DebugOption = False,
 ) -> None:
-    """Show the text of a preset. Example: fedmosaic presets show quickstart"""
+    """Show the text of a preset.
+
+    \b
+    [bold]Example[/bold]
+    fedmosaic presets show quickstart
+    """
     print_stdout(load_preset(name).path.read_text(encoding="utf-8"))
 
 
@@ -49,7 +54,12 @@ def copy(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="New file.", show_default="NAME.yaml")] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy a preset to a file, to edit it. Example: fedmosaic presets copy quickstart mine.yaml"""
+    """Copy a preset to a file, to edit it.
+
+    \b
+    [bold]Example[/bold]
+    fedmosaic presets copy quickstart mine.yaml
+    """
     target = file or Path(f"{name}.yaml")
     source = preset_path(name)
     if target.exists():
