@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.engine.method import Method
-    from fedmosaic_cli.runner.events import RunEvent, RunPreparing
+    from fedmosaic_cli.runner.events import RunEvent, RunPreparing, WritingShards
     from fedmosaic_cli.runner.execute import EventObserver
     from fedmosaic_cli.runner.plan import RunPlan
     from fedmosaic_cli.storage.shards import ShardSet
 
-    Event = RunEvent | RunPreparing | RunFailed
+    Event = RunEvent | WritingShards | RunPreparing | RunFailed
     EventHandler = Callable[[Event], object]
     Shards = dict[int, ShardSet | UnsavedPartition]
 

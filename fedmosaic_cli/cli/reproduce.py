@@ -229,6 +229,7 @@ def run_jobs(runner: JobRunner, progress: SweepProgressView) -> None:
         try:
             while runner.running or (runner.is_busy and not stop_request()):
                 progress.update(runner, runner.poll(should_continue=not stop_request()))
+                stop_request.num_live_lines = progress.num_live_lines
                 if stop_request() and not is_forwarded:
                     is_forwarded = True
                     runner.send_signal(stop_request.exit_code - 128)

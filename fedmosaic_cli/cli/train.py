@@ -37,6 +37,7 @@ from fedmosaic_cli.runner.events import (
     RunStarted,
     RunStopped,
     WaitingForClients,
+    WritingShards,
 )
 from fedmosaic_cli.runner.execute import (
     check_resources,
@@ -244,6 +245,7 @@ def run_and_report(
         make_run_progress_view(options.quiet or options.as_json, len(plan.runs)) as progress,
         ExitStack() as transports,
     ):
+        stop.num_live_lines = progress.num_live_lines
         run_options = RunOptions(
             device=options.device.value,
             cli_args=tuple(sys.argv[1:]),
@@ -278,10 +280,12 @@ def run_and_report(
 
 
 def show_event(
-    run: PlannedRun, event: RunEvent | RunPreparing, progress: RunProgressView, shown_warnings: set[str]
+    run: PlannedRun, event: RunEvent | WritingShards | RunPreparing, progress: RunProgressView, shown_warnings: set[str]
 ) -> None:
     """Show an event of a run that continues. Warnings at the start are shown for the first run that has them."""
-    if isinstance(event, RunPreparing):
+    if isinstance(event, WritingShards):
+        progress.on_write_shards()
+    elif isinstance(event, RunPreparing):
         progress.on_prepare(run.label, run.config.train.rounds)
     elif isinstance(event, RunStarted):
         for warning in event.warnings:

@@ -11,7 +11,7 @@ from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.errors import FedMosaicError, ResourceError, RunFailedError, RunStateError
 from fedmosaic_cli.plugin_sources import plugin_failure
-from fedmosaic_cli.runner.events import RunFailed, RunFinished, RunPreparing, RunStopped
+from fedmosaic_cli.runner.events import RunFailed, RunFinished, RunPreparing, RunStopped, WritingShards
 from fedmosaic_cli.runner.prepare import (
     UnsavedPartition,
     check_run_directory,
@@ -135,7 +135,7 @@ def execute_runs(
     data_dirs: DataDirs,
     remote_for: Callable[[ShardSet], RemoteBackend | None] = lambda _: None,
     observe: EventObserver = lambda events, _: nullcontext(events),
-) -> Iterator[tuple[PlannedRun, RunEvent | RunPreparing | RunFailed]]:
+) -> Iterator[tuple[PlannedRun, RunEvent | WritingShards | RunPreparing | RunFailed]]:
     """Make the runs of a plan one after the other, within `lock_runs`.
 
     A run that fails does not affect the others. After a stop request, the current run stops and the rest do not start.
@@ -161,9 +161,10 @@ def execute_runs(
                 for event in observed:
                     yield run, event
             continue
-        planned = shards[run.config.partition_seed]
-        saved = planned.save() if isinstance(planned, UnsavedPartition) else planned
-        shards[run.config.partition_seed] = saved
+        saved = shards[run.config.partition_seed]
+        if isinstance(saved, UnsavedPartition):
+            yield run, WritingShards()
+            saved = shards[run.config.partition_seed] = saved.save()
         yield run, RunPreparing()
         run_options = replace(options, remote=remote_for(saved))
         try:

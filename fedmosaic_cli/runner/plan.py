@@ -72,7 +72,8 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        return f"{self.config.method.variant} seed {self.config.seed}, {self.config.data.clients} clients"
+        clients = "1 client" if self.config.data.clients == 1 else f"{self.config.data.clients} clients"
+        return f"{self.config.method.variant} seed {self.config.seed}, {clients}"
 
 
 @dataclass(frozen=True)
