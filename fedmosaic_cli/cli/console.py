@@ -26,8 +26,8 @@ PIPE_WIDTH = 1000
 MAX_NOTES = 10
 MIN_WRAP_WIDTH = 20
 CONTINUATION_INDENT = "  "
-# A word, or a quoted command with what follows it directly.
-UNBREAKABLE = re.compile(r"'(?:fedmosaic|pip|python|python3) [^']*'\S*|\S+")
+# A quoted command with what follows it directly, a command after a colon at the end of the line, or a word.
+UNBREAKABLE = re.compile(r"'(?:fedmosaic|pip|python|python3) [^']*'\S*|(?<=: )fedmosaic .+$|\S+")
 
 
 class EscapingConsole(Console):

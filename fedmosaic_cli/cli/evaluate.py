@@ -160,8 +160,7 @@ def evaluate(
         elif not quiet:
             show_audits(results, verbose) if privacy else show_evaluations(results, split_name, verbose)
     if not quiet:
-        for run in () if privacy else recorded:
-            warn_about_trust(str(run.files.path), run.summary)
+        warn_about_trust([(str(run.files.path), run) for run in recorded if not privacy], data_dirs)
         for note in notes:
             print_stderr(f"note: {note}")
 

@@ -95,8 +95,8 @@ class StopRequest:
             self.on_timeout(signum, frame)
         signal.setitimer(signal.ITIMER_REAL, self._stop_timeout_seconds)
         self._write(
-            f"stopping after {self._current_step}, or without it after {self._stop_timeout_seconds:g} s; "
-            "repeat the signal to stop immediately",
+            f"stopping after {self._current_step}, at most {self._stop_timeout_seconds:g} s; "
+            "a second signal stops at once",
             num_blank_lines=max(0, self.num_live_lines - 1),
         )
 

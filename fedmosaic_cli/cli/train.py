@@ -27,6 +27,7 @@ from fedmosaic_cli.federation.flower_options import SiteTransports
 from fedmosaic_cli.federation.site_shards import read_exported_manifest
 from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS
 from fedmosaic_cli.plugins import load_named_plugins, resolve_dataset, resolve_method, resolve_model
+from fedmosaic_cli.runner.baseline_lookup import RecordedRun
 from fedmosaic_cli.runner.events import (
     RoundCompleted,
     RunEvent,
@@ -315,8 +316,8 @@ def show_results(
         )
         for run, summary in finished
     ]
-    for run, summary in finished if not options.quiet else ():
-        warn_about_trust(run.label, summary)
+    if not options.quiet:
+        warn_about_trust([(run.label, RecordedRun(run.files, summary)) for run, summary in finished], data_dirs)
     if options.as_json:
         print_json([summary_document(s, comparison) for (_, s), comparison in zip(finished, comparisons, strict=True)])
     elif finished:

@@ -193,7 +193,9 @@ def warn_about_missing_clients(event: RoundCompleted) -> None:
         print_stderr(f"warning: lost in round {event.round}: client {client}, {reason}")
     if event.skipped_clients:
         clients = ", ".join(map(str, event.skipped_clients))
-        print_stderr(f"warning: left out of round {event.round}, diverged: client {clients}")
+        print_stderr(
+            f"warning: left out of round {event.round}, diverged: client {clients}; if this repeats, lower train.lr"
+        )
 
 
 def execution_text(event: RunStarted) -> str:
