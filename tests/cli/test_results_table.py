@@ -110,7 +110,7 @@ def test_the_curve_has_symbols_of_the_encoding(results, encoding, symbols):
 
 
 def test_the_curve_is_left_out_where_it_does_not_fit(results):
-    assert "by round" not in rendered(results, columns=78)[1]
+    assert "rounds" not in rendered(results, columns=78)[1]
     assert rendered(results, columns=78)[3].split()[-2:] == ["19.2", "0.50"]
 
 

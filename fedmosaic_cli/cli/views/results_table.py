@@ -137,7 +137,7 @@ def results_table(methods: Sequence[ResultRow], console: Console) -> Table:
     for heading in ("seeds", accuracy_heading, "weighted\n%", "worst\nclient %", "kB\nup", "kB\ndown"):
         table.add_column(heading, justify="right", no_wrap=True)
     if has_curves:
-        table.add_column("accuracy\nby round", no_wrap=True)
+        table.add_column("over\nrounds", no_wrap=True)
     symbols = BLOCK_SYMBOLS if has_unicode(console) else ASCII_SYMBOLS
     for label, method, curve in zip(labels, methods, curves, strict=True):
         cells = [accuracy_cell(method.accuracies(name)) for name in ("sample_weighted", "worst")]
@@ -175,9 +175,11 @@ def traffic_cell(kilobytes: float | None) -> str:
 def legend_lines(methods: Sequence[ResultRow]) -> list[str]:
     """Return the explanations of the columns."""
     deviation = "; std: over seeds" if any(len(method.seeds) > 1 for method in methods) else ""
+    has_curves = any(result.summary["rounds"] > 1 for method in methods for result in method.results)
+    curves = "; over rounds: accuracy, from its lowest to its highest value" if has_curves else ""
     lines = [
         "accuracy: mean over clients, each on its own test data, last round",
-        f"weighted: mean over test examples{deviation}",
+        f"weighted: mean over test examples{deviation}{curves}",
         "kB up, kB down: sent and received per client and round, 1 kB = 1000 bytes",
     ]
     if any(method.is_reference for method in methods):
