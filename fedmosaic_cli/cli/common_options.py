@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from fedmosaic_cli.cli.completion import complete_preset
 from fedmosaic_cli.cli.console import print_stderr
 from fedmosaic_cli.cli.help import GENERAL_PANEL, choices
 from fedmosaic_cli.errors import RequestError
@@ -112,7 +113,11 @@ DebugOption = Annotated[
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Name of a preset, or a YAML file; 'fedmosaic presets list' shows all."),
+    typer.Option(
+        metavar="NAME",
+        help="Name of a preset, or a YAML file; 'fedmosaic presets list' shows all.",
+        autocompletion=complete_preset,
+    ),
 ]
 
 

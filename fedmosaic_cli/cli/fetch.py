@@ -7,13 +7,19 @@ from typing import Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DataDirOption, DebugOption, QuietOption
+from fedmosaic_cli.cli.completion import complete_download
 from fedmosaic_cli.cli.console import print_stdout
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.errors import RequestError
 
 
 def fetch(
-    datasets: Annotated[list[str], typer.Argument(metavar="DATASET", help="E.g. cifar10 fashion-mnist domainnet.")],
+    datasets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATASET", help="E.g. cifar10 fashion-mnist domainnet.", autocompletion=complete_download
+        ),
+    ],
     data_dir: DataDirOption = None,
     quiet: QuietOption = False,
     debug: DebugOption = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -20,6 +21,7 @@ from fedmosaic_cli.cli.common_options import (
     parse_integers,
     parse_names,
 )
+from fedmosaic_cli.cli.completion import complete_dataset, complete_scheme
 from fedmosaic_cli.cli.console import print_json, print_notes, print_stdout, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.help import choices
@@ -37,8 +39,12 @@ NoiseName = Enum("NoiseName", {name: name for name in get_args(LabelNoiseKind)},
 MAX_CLIENT_ROWS = 40
 
 
-def client_option(text: str, default: str | None = None, metavar: str = "N") -> Any:
-    return typer.Option(help=text, show_default=default or True, metavar=metavar, rich_help_panel="Clients")
+def client_option(
+    text: str, default: str | None = None, metavar: str = "N", complete: Callable[[str], list[str]] | None = None
+) -> Any:
+    return typer.Option(
+        help=text, show_default=default or True, metavar=metavar, rich_help_panel="Clients", autocompletion=complete
+    )
 
 
 def public_set_option(text: str, default: str, metavar: str) -> Any:
@@ -55,7 +61,8 @@ def label_noise_option(text: str, default: str | None = None, metavar: str | Non
 
 def partition(
     scheme: Annotated[
-        SchemeName | None, client_option("How to distribute examples to clients.", metavar="SCHEME")
+        SchemeName | None,
+        client_option("How to distribute examples to clients.", metavar="SCHEME", complete=complete_scheme),
     ] = None,
     dataset: Annotated[
         str | None,
@@ -63,6 +70,7 @@ def partition(
             "Data set; 'fedmosaic doctor' lists them. FILE.py:NAME for your own.",
             "digits; digits-domains for domain and hybrid",
             "NAME",
+            complete_dataset,
         ),
     ] = None,
     clients: Annotated[int | None, client_option("Number of clients.", "15")] = None,

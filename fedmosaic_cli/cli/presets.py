@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DataDirOption, DebugOption, JsonOption
+from fedmosaic_cli.cli.completion import complete_preset
 from fedmosaic_cli.cli.console import print_command, print_json, print_stdout
 from fedmosaic_cli.config.presets import load_preset, preset_names, preset_path
 from fedmosaic_cli.data.data_dirs import DEFAULT_DATA_DIR
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.storage.files import write_atomic
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, e.g. quickstart.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a preset, e.g. quickstart.", autocompletion=complete_preset)
+]
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
 

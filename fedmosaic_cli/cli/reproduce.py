@@ -23,6 +23,7 @@ from fedmosaic_cli.cli.common_options import (
     parse_names,
     with_option_groups,
 )
+from fedmosaic_cli.cli.completion import complete_assignment, complete_method_list, complete_study
 from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.help import choices
@@ -77,7 +78,10 @@ RERUN_HINT = "run the same command again to continue"
 )
 def reproduce(
     what: Annotated[
-        str | None, typer.Argument(metavar="WHAT", help="A study; without it, all studies are listed.")
+        str | None,
+        typer.Argument(
+            metavar="WHAT", help="A study; without it, all studies are listed.", autocompletion=complete_study
+        ),
     ] = None,
     scale: Annotated[
         Scale, typer.Option(metavar=choices(Scale), help="Reduced data for two cores, or the scale of the paper.")
@@ -85,7 +89,12 @@ def reproduce(
     seeds: Annotated[str, typer.Option(metavar="LIST", help="One run per seed.")] = "0,1,2",
     methods: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Only these and local, e.g. fedavg,ditto.", show_default="all of the study"),
+        typer.Option(
+            metavar="NAMES",
+            help="Only these and local, e.g. fedavg,ditto.",
+            show_default="all of the study",
+            autocompletion=complete_method_list,
+        ),
     ] = None,
     extended: Annotated[
         bool, typer.Option("--extended", help=f"Add rows that are not in the paper: {', '.join(EXTENDED_METHODS)}.")
@@ -110,6 +119,7 @@ def reproduce(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
+            autocompletion=complete_assignment,
             help="Override a value in every run, e.g. train.rounds=2. The runs get a separate name and are not "
             "comparable with the paper. May be repeated.",
         ),

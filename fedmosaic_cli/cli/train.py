@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.common_options import parse_integers
+from fedmosaic_cli.cli.completion import complete_baseline, complete_method
 from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.flower_options import is_federated, parse_flower_options
@@ -74,6 +75,7 @@ def train(
             metavar="METHOD",
             help="Method to train: a name of 'baseline --list', or FILE.py:NAME for your own. May be repeated.",
             show_default="fedmosaic",
+            autocompletion=complete_method,
         ),
     ] = None,
 ) -> None:
@@ -107,7 +109,11 @@ def baseline(
     request: TrainOptions,
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD", help="Methods, FILE.py:NAME, or 'all' for gated and those of the paper."),
+        typer.Argument(
+            metavar="METHOD",
+            help="Methods, FILE.py:NAME, or 'all' for gated and those of the paper.",
+            autocompletion=complete_baseline,
+        ),
     ] = None,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods and exit.")] = False,
 ) -> None:

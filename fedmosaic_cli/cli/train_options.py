@@ -30,6 +30,7 @@ from fedmosaic_cli.cli.common_options import (
     group_options,
     set_signature,
 )
+from fedmosaic_cli.cli.completion import complete_assignment, complete_dataset, complete_expertise, complete_model
 from fedmosaic_cli.cli.help import choices
 
 if TYPE_CHECKING:
@@ -75,13 +76,17 @@ class TrainOptions:
         typer.Option(
             metavar="NAME",
             help="Model of all clients: a name, or FILE.py:NAME for your own.",
+            autocompletion=complete_model,
             show_default="the preset's",
         ),
     ] = None
     dataset: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Data set: a name, or FILE.py:NAME for your own.", show_default="the preset's"
+            metavar="NAME",
+            help="Data set: a name, or FILE.py:NAME for your own.",
+            show_default="the preset's",
+            autocompletion=complete_dataset,
         ),
     ] = None
     plugin: PluginOption = None
@@ -89,6 +94,7 @@ class TrainOptions:
         str | None,
         typer.Option(
             metavar="RULE",
+            autocompletion=complete_expertise,
             help="Expertise rule of fedmosaic: frequency, entropy, count, count-confidence or uniform.",
             show_default="the preset's",
         ),
@@ -118,7 +124,12 @@ class TrainOptions:
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file that overrides the preset.")] = None
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.lr=0.01. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override one value, e.g. train.lr=0.01. May be repeated.",
+            autocompletion=complete_assignment,
+        ),
     ] = None
     dp: Annotated[
         str | None,
