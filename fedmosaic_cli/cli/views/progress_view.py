@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fedmosaic_cli.runner.events import RoundCompleted, RunStarted
 
 MIN_WIDE_COLUMNS = 100
-BAR_WIDTH, WIDE_BAR_WIDTH = 10, 20
-# The widths of "200/200", "acc 100.00%  lambda 0.123" and "eta 1:23:45", each with the space before it.
-NUMBERS_WIDTH = 8 + 26 + 12
+BAR_WIDTH, WIDE_BAR_WIDTH = 8, 20
+# The widths of "acc 99.99%  lambda 0.123" and "eta 1:23:45", and of the spaces between the columns.
+NUMBERS_WIDTH = 24 + 11 + 4
 MIN_TITLE_WIDTH = 10
 EXECUTION_DESCRIPTIONS = {
     "threads": "one by one",
@@ -106,7 +106,7 @@ class RunProgressBars(RunProgressView):
     def __init__(self, num_runs: int, console: Console | None = None) -> None:
         console = console or stderr_console()
         bar_width = WIDE_BAR_WIDTH if console.width >= MIN_WIDE_COLUMNS else BAR_WIDTH
-        self._title_width = max(MIN_TITLE_WIDTH, console.width - bar_width - 1 - NUMBERS_WIDTH)
+        self._width_without_bar = console.width - bar_width
         columns = (
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=bar_width, table_column=Column(width=bar_width)),
@@ -116,7 +116,7 @@ class RunProgressBars(RunProgressView):
         )
         self._progress = Progress(*columns, console=console, transient=True)
         self._run_task = self._progress.add_task("runs", total=num_runs, values="") if num_runs > 1 else None
-        self._round_task = self._progress.add_task("", total=None, values="")
+        self._round_task = self._progress.add_task("preparing", total=None, values="")
         self.num_live_lines = len(self._progress.tasks)
         self._num_started = 0
         self._shown_execution = ""
@@ -132,7 +132,8 @@ class RunProgressBars(RunProgressView):
         self._reset("writing shards", None)
 
     def on_prepare(self, title: str, num_rounds: int) -> None:
-        self._reset(shorten_title(title, self._title_width), num_rounds, "preparing")
+        width = self._width_without_bar - NUMBERS_WIDTH - len(f"{num_rounds}/{num_rounds}")
+        self._reset(shorten_title(title, max(MIN_TITLE_WIDTH, width)), num_rounds, "preparing")
         self._num_started += 1
 
     def on_start(self, event: RunStarted) -> None:

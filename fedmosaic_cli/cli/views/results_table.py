@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 REFERENCE_METHODS = ("local", "centralized")
 REFERENCE_MARK = "*"
 BITS_PER_KILOBYTE = 8000
-# The width of all columns except the method and the curve, with the spaces between them.
-NUMBERS_WIDTH = 55
-MIN_CURVE_WIDTH, MAX_CURVE_WIDTH = 6, 30
+MIN_CURVE_WIDTH, MAX_CURVE_WIDTH = 5, 30
 
 
 @dataclass(frozen=True)
@@ -125,31 +123,40 @@ def common_directory(row_dirs: Sequence[Path]) -> Path:
 
 def results_table(methods: Sequence[ResultRow], console: Console) -> Table:
     """Return one row per method. The curve of accuracy is left out if it does not fit the terminal."""
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    labels = [method.label + REFERENCE_MARK * method.is_reference for method in methods]
-    width = min(MAX_CURVE_WIDTH, console.width - NUMBERS_WIDTH - max(len("method"), *map(len, labels)) - 1)
     curves = [method.accuracy_curve() for method in methods]
-    has_curves = width >= MIN_CURVE_WIDTH and any(len(curve) > 1 for curve in curves)
+    table = build_table(methods, console, [])
+    width = min(MAX_CURVE_WIDTH, console.width - console.measure(table).maximum - 1)
+    if width < MIN_CURVE_WIDTH or not any(len(curve) > 1 for curve in curves):
+        return table
+    symbols = BLOCK_SYMBOLS if has_unicode(console) else ASCII_SYMBOLS
+    return build_table(methods, console, [sparkline(curve, width, symbols) if curve else "" for curve in curves])
+
+
+def build_table(methods: Sequence[ResultRow], console: Console, curves: Sequence[str]) -> Table:
+    """Return the table, with the curves as the last column if there are any."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", vertical="bottom")
-    has_deviation = any(len(method.seeds) > 1 for method in methods)
-    plus_minus = plus_minus_sign(console)
-    accuracy_heading = f"accuracy %\nmean {plus_minus} std" if has_deviation else "accuracy\n%"
+    plus_minus = plus_minus_sign(console) if any(len(method.seeds) > 1 for method in methods) else ""
+    accuracy_heading = f"accuracy %\nmean {plus_minus} std" if plus_minus else "accuracy\n%"
     for heading in ("seeds", accuracy_heading, "weighted\n%", "worst\nclient %", "kB\nup", "kB\ndown"):
         table.add_column(heading, justify="right", no_wrap=True)
-    if has_curves:
-        table.add_column("over\nrounds", no_wrap=True)
-    symbols = BLOCK_SYMBOLS if has_unicode(console) else ASCII_SYMBOLS
-    for label, method, curve in zip(labels, methods, curves, strict=True):
-        cells = [accuracy_cell(method.accuracies(name)) for name in ("sample_weighted", "worst")]
+    if curves:
+        table.add_column("by\nround", no_wrap=True)
+    for number, method in enumerate(methods):
+        cells = [accuracy_cell(method.accuracies("client_mean"), plus_minus)]
+        cells += [accuracy_cell(method.accuracies(name)) for name in ("sample_weighted", "worst")]
         cells += [traffic_cell(method.kilobytes(direction)) for direction in ("up", "down")]
-        cells += [sparkline(curve, width, symbols) if len(curve) > 1 else ""] if has_curves else []
-        mean = accuracy_cell(method.accuracies("client_mean"), plus_minus if has_deviation else "")
-        table.add_row(label, str(len(method.seeds)), mean, *cells)
+        label = method.label + REFERENCE_MARK * method.is_reference
+        table.add_row(label, str(len(method.seeds)), *cells, *curves[number : number + 1])
     return table
 
 
 def has_unicode(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
+
+
+def has_curve_column(table: Table) -> bool:
+    return "round" in str(table.columns[-1].header)
 
 
 def plus_minus_sign(console: Console) -> str:
@@ -172,11 +179,10 @@ def traffic_cell(kilobytes: float | None) -> str:
     return f"{kilobytes:.2f}" if kilobytes < 10 else f"{kilobytes:.1f}" if kilobytes < 1000 else f"{kilobytes:,.0f}"
 
 
-def legend_lines(methods: Sequence[ResultRow]) -> list[str]:
+def legend_lines(methods: Sequence[ResultRow], has_curves: bool) -> list[str]:
     """Return the explanations of the columns."""
     deviation = "; std: over seeds" if any(len(method.seeds) > 1 for method in methods) else ""
-    has_curves = any(result.summary["rounds"] > 1 for method in methods for result in method.results)
-    curves = "; over rounds: accuracy, from its lowest to its highest value" if has_curves else ""
+    curves = "; by round: accuracy, from its lowest to its highest value" if has_curves else ""
     lines = [
         "accuracy: mean over clients, each on its own test data, last round",
         f"weighted: mean over test examples{deviation}{curves}",

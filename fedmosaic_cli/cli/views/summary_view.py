@@ -13,6 +13,7 @@ from fedmosaic_cli.cli.views.local_comparison import print_local_comparisons
 from fedmosaic_cli.cli.views.results_table import (
     RowRun,
     group_by_method,
+    has_curve_column,
     legend_lines,
     locations_line,
     results_table,
@@ -34,9 +35,10 @@ def print_results(
     results = [RowRun(run, summary, each) for (run, summary), each in zip(finished, comparisons, strict=True)]
     methods = group_by_method(results)
     console = stdout_console()
-    console.print(results_table(methods, console))
+    table = results_table(methods, console)
+    console.print(table)
     if not options.quiet:
-        for line in legend_lines(methods):
+        for line in legend_lines(methods, has_curve_column(table)):
             print_text(line)
     print_text(locations_line(methods))
     for line in spent_privacy_lines(summary for _, summary in finished):
