@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption, QuietOption, parse_names
-from fedmosaic_cli.cli.console import print_json, print_notes, print_stdout, stdout_console
+from fedmosaic_cli.cli.console import print_command, print_json, print_notes, print_text, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.data.data_settings import MAX_CLIENTS
 from fedmosaic_cli.errors import RequestError
@@ -62,11 +62,11 @@ def public(
         facts = {"images": len(public_set.images), "image_shape": shape, "sha256": digest}
         print_json({"public": str(output), **facts, "remarks": remarks})
         return
-    print_stdout(
+    print_text(
         f"{len(public_set.images)} images, {image_format(public_set)}, written to {output} "
         f"(sha256 {public_set.sha256[:12]})"
     )
-    print_stdout(f"next: send {output} to every site, for 'fedmosaic site pack --public {output.name}'")
+    print_text(f"next: send {output} to every site, for 'fedmosaic site pack --public {output.name}'")
 
 
 def pack(
@@ -127,10 +127,10 @@ def pack(
         by_class = "  ".join(f"{class_name}:{count}" for class_name, count in counts if count)
         table.add_row(name, str(description[name]["size"]), by_class)
     stdout_console().print(table)
-    print_stdout(f"written to {file}, which stays here: it contains the images")
-    print_stdout(f"next: send {description_path} to the coordinator. All sites will know the counts that it contains")
-    print_stdout(f"then: put the coordinator's manifest.json and public.npz into {output}, and run")
-    print_stdout(f"      fedmosaic site init --shard {file}")
+    print_text(f"written to {file}, which stays here: it contains the images")
+    print_text(f"next: send {description_path} to the coordinator. All sites will know the counts that it contains")
+    print_text(f"then: put the coordinator's manifest.json and public.npz into {output}, and run")
+    print_text(f"      fedmosaic site init --shard {file}")
 
 
 def gather(
@@ -174,11 +174,11 @@ def gather(
         return
     for entry in manifest["clients"]:
         sizes = ", ".join(f"{entry[name]['size']} {name}" for name in ("train", "test", "val") if name in entry)
-        print_stdout(f"client {entry['id']}: {sizes}")
-    print_stdout(f"public set: {len(public_set.images)} images, {image_format(public_set)}")
-    print_stdout(f"written to {output} (digest {shards.digest[:12]})")
-    print_stdout(f"next: send {output / 'manifest.json'} and {output / 'public.npz'} to every site")
-    print_stdout(f"then: fedmosaic train --engine flower --shards {output}")
+        print_text(f"client {entry['id']}: {sizes}")
+    print_text(f"public set: {len(public_set.images)} images, {image_format(public_set)}")
+    print_text(f"written to {output} (digest {shards.digest[:12]})")
+    print_text(f"next: send {output / 'manifest.json'} and {output / 'public.npz'} to every site")
+    print_command(f"fedmosaic train --engine flower --shards {output}", "then:")
 
 
 def parse_class_names(text: str) -> tuple[str, ...]:

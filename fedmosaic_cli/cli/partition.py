@@ -22,7 +22,7 @@ from fedmosaic_cli.cli.common_options import (
     parse_names,
 )
 from fedmosaic_cli.cli.completion import complete_dataset, complete_scheme
-from fedmosaic_cli.cli.console import print_json, print_notes, print_stdout, stdout_console
+from fedmosaic_cli.cli.console import print_command, print_json, print_notes, print_text, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.config.layers import ConfigLayers
@@ -258,16 +258,16 @@ def show_partition(manifest: dict[str, Any], path: Path, data_dir: Path | None) 
         table.add_row(str(client["id"]), domain, *sizes, text)
     stdout_console().print(table)
     if len(manifest["clients"]) > MAX_CLIENT_ROWS:
-        print_stdout(f"... and {len(manifest['clients']) - MAX_CLIENT_ROWS} more clients, see distribution.csv")
+        print_text(f"... and {len(manifest['clients']) - MAX_CLIENT_ROWS} more clients, see distribution.csv")
     left_out = f", {manifest['left_out']} examples assigned to no client" if manifest["left_out"] else ""
     noise = sum(client.get("noisy_labels", 0) for client in manifest["clients"])
     wrong = f", {noise} wrong training labels" if noise else ""
-    print_stdout(f"tested on: {manifest['tested_on']} (protocol {manifest['protocol']})")
-    print_stdout(f"public set: {manifest['public']['size']} examples without labels{left_out}{wrong}")
+    print_text(f"tested on: {manifest['tested_on']} (protocol {manifest['protocol']})")
+    print_text(f"public set: {manifest['public']['size']} examples without labels{left_out}{wrong}")
     examples = ", examples included" if manifest["export"] else ""
-    print_stdout(f"written to {path} (digest {manifest['digest'][:12]}{examples})")
+    print_text(f"written to {path} (digest {manifest['digest'][:12]}{examples})")
     # FedMosaic needs a public set.
     command = ["train"] if manifest["public"]["size"] else ["baseline", "local"]
     has_location = manifest["export"] is not None or manifest["found_at"]
     data_option = [] if data_dir is None or has_location else ["--data-dir", str(data_dir)]
-    print_stdout(f"next: {shlex.join(['fedmosaic', *command, '--shards', str(path), *data_option])}")
+    print_command(shlex.join(["fedmosaic", *command, "--shards", str(path), *data_option]), "next:")

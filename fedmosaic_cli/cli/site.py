@@ -23,7 +23,7 @@ from fedmosaic_cli.cli.common_options import (
     UploadLevelChoice,
     deprecated_aliases,
 )
-from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
+from fedmosaic_cli.cli.console import print_command, print_json, print_stderr, print_stdout, print_text, stdout_console
 from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.pack import pack
@@ -162,10 +162,10 @@ def init(
         return
     for fact, value in {**facts, "shares": settings.share}.items():
         print_stdout(f"{fact}: {value}")
-    print_stdout(f"next: send {public_key} to the coordinator, and keep {key} secret")
+    print_text(f"next: send {public_key} to the coordinator, and keep {key} secret")
     connection = "" if superlink else " --superlink HOST:PORT --ca ca.crt"
-    print_stdout(f"then: fedmosaic site start --site-dir {site_dir}{connection}")
-    print_stdout(f"or, to keep it running: sudo systemctl enable --now {files.unit_path.absolute()}")
+    print_command(f"fedmosaic site start --site-dir {site_dir}{connection}", "then:")
+    print_command(f"sudo systemctl enable --now {files.unit_path.absolute()}", "or, to keep it running:")
 
 
 @app.command()
