@@ -159,6 +159,13 @@ def resolve_model(word: str) -> str:
     return resolve(word, "models", {**MODEL_KEYS, **MODELS}, register)
 
 
+def built_in_models() -> list[str]:
+    """Return the names of the models of the package."""
+    from fedmosaic_cli.models.model_settings import MODEL_KEYS
+
+    return list(MODEL_KEYS)
+
+
 def resolve_dataset(word: str) -> str:
     """Return the name of a data set that a user named: built in, a reference, or an entry point."""
     from fedmosaic_cli.data.datasets import DATASETS

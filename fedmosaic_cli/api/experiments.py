@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.config.run_config import RunConfig
     from fedmosaic_cli.engine.method import Method
-    from fedmosaic_cli.runner.events import RunEvent, RunPreparing
+    from fedmosaic_cli.runner.events import RunEvent, RunPreparing, WritingShards
     from fedmosaic_cli.runner.execute import EventObserver, Shards
     from fedmosaic_cli.runner.plan import PlannedRun, RunPlan
 
-    Event = RunEvent | RunPreparing | RunFailed
+    Event = RunEvent | WritingShards | RunPreparing | RunFailed
     EventHandler = Callable[[Event], object]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")

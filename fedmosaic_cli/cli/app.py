@@ -12,9 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from fedmosaic_cli import __version__
+from fedmosaic_cli.cli.help import HelpCommand, HelpGroup
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal
 from fedmosaic_cli.errors import FedMosaicError, ResourceError
 from fedmosaic_cli.safe_text import escape_control_characters
@@ -47,11 +48,11 @@ COMMANDS = {
     "site": "One client of a federation on its own machine: set it up, start it, and show its status.",
     "federation": "Prepare the coordinator of a federation: certificates, the sites' keys, shared shards.",
     "fetch": "Download data sets, checked by size and SHA-256; an interrupted download is resumed.",
-    "doctor": "Show versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json",
+    "doctor": "Show versions, devices, data sets, disk and threads of this machine.",
 }
 
 
-class LazyCommandGroup(TyperGroup):
+class LazyCommandGroup(HelpGroup):
     """Imports only the command that is called, and turns every failure into one line on stderr and an exit code."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -153,6 +154,9 @@ def load_command(name: str) -> Any:
         single = typer.Typer(rich_markup_mode="rich", add_completion=False)
         single.command(name)(target)
         target = single
+    target.info.cls = HelpGroup
+    for registered in target.registered_commands:
+        registered.cls = HelpCommand
     command = typer.main.get_command(target)
     command.name = name
     return command

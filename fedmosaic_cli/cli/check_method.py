@@ -8,16 +8,25 @@ from typing import Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption, PluginOption
+from fedmosaic_cli.cli.completion import complete_assignment, complete_method
 from fedmosaic_cli.cli.console import print_json, print_stdout
 from fedmosaic_cli.errors import RunFailedError
 from fedmosaic_cli.plugins import load_named_plugins, resolve_method
 
 
 def check_method(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="FILE.py:NAME, or the name of a method.")],
+    method: Annotated[
+        str,
+        typer.Argument(metavar="METHOD", help="FILE.py:NAME, or the name of a method.", autocompletion=complete_method),
+    ],
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. methods.ditto.mu=0.1."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override one value, e.g. methods.ditto.mu=0.1.",
+            autocompletion=complete_assignment,
+        ),
     ] = None,
     plugin: PluginOption = None,
     as_json: JsonOption = False,
@@ -27,7 +36,7 @@ def check_method(
 
     Trains three clients on the embedded digits for a few rounds, in a temporary directory. Takes seconds to a minute.
 
-    \\b
+    \b
     [bold]Examples[/bold]
     fedmosaic check-method ./my_method.py:MyMethod
     fedmosaic check-method ./my_method.py:MyMethod --set methods.my-method.mu=0.5

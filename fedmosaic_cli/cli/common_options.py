@@ -13,7 +13,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from fedmosaic_cli.cli.completion import complete_preset
 from fedmosaic_cli.cli.console import print_stderr
+from fedmosaic_cli.cli.help import GENERAL_PANEL, choices
 from fedmosaic_cli.errors import RequestError
 
 
@@ -71,7 +73,10 @@ class UploadLevelChoice(StrEnum):
         return self.value.removesuffix(UNPROTECTED_SUFFIX)
 
 
-DeviceOption = Annotated[DeviceChoice, typer.Option(help="Device for training; auto uses a GPU if available.")]
+DeviceOption = Annotated[
+    DeviceChoice,
+    typer.Option(metavar=choices(DeviceChoice), help="Device for training; auto uses a GPU if available."),
+]
 PluginOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -83,18 +88,37 @@ PluginOption = Annotated[
 DataDirOption = Annotated[
     Path | None,
     typer.Option(
-        envvar="FEDMOSAIC_DATA", help="Directory of data sets, or your own images or arrays.", show_default="data"
+        envvar="FEDMOSAIC_DATA",
+        metavar="DIR",
+        help="Directory of data sets, or your own images or arrays.",
+        show_default="data",
     ),
 ]
-RunsDirOption = Annotated[Path, typer.Option(envvar="FEDMOSAIC_RUNS", help="Directory of runs.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout instead of text.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show more detail, e.g. the accuracy of each client.")
+RunsDirOption = Annotated[Path, typer.Option(envvar="FEDMOSAIC_RUNS", metavar="DIR", help="Directory of runs.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document to stdout instead of text.", rich_help_panel=GENERAL_PANEL),
 ]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=GENERAL_PANEL)]
+VerboseOption = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Show more detail, e.g. the accuracy of each client.",
+        rich_help_panel=GENERAL_PANEL,
+    ),
+]
+DebugOption = Annotated[
+    bool, typer.Option("--debug", help="Print tracebacks of errors.", rich_help_panel=GENERAL_PANEL)
+]
 PresetOption = Annotated[
-    str | None, typer.Option(help="Name of a preset, or a YAML file; 'fedmosaic presets list' shows all.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name of a preset, or a YAML file; 'fedmosaic presets list' shows all.",
+        autocompletion=complete_preset,
+    ),
 ]
 
 
@@ -127,6 +151,45 @@ def parse_counts(text: str, option: str) -> int | tuple[int, ...]:
     if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
         raise RequestError(f"cannot read '{text}' ({option}): write a whole number such as 5, or several such as 4,1,2")
     return int(parts[0]) if len(parts) == 1 else tuple(map(int, parts))
+
+
+def group_options(groups: Mapping[str, tuple[str, ...]], hints: dict[str, Any]) -> list[str]:
+    """Put options into the groups of the help.
+
+    Args:
+        groups: Headings, with the names of parameters in the order of the help.
+        hints: The annotations of the parameters; those of grouped options are replaced.
+
+    Returns:
+        The names of all parameters, in the order of the help.
+    """
+    for heading, names in groups.items():
+        for name in names:
+            if name in hints:
+                value_type, option, *others = get_args(hints[name])
+                option = copy.copy(option)
+                option.rich_help_panel = heading
+                hints[name] = Annotated[value_type, option, *others]
+    grouped = [name for names in groups.values() for name in names if name in hints]
+    return [*grouped, *(name for name in hints if name not in grouped)]
+
+
+def with_option_groups(groups: Mapping[str, tuple[str, ...]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Show the options of a command in groups; see `group_options`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        parameters = inspect.signature(command).parameters
+
+        @wraps(command)
+        def with_groups(**values: Any) -> None:
+            command(**values)
+
+        order = [name for name in group_options(groups, hints) if name in parameters]
+        set_signature(with_groups, [parameters[name] for name in order], hints)
+        return with_groups
+
+    return decorate
 
 
 def deprecated_aliases(renamed: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:

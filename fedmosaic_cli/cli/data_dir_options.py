@@ -13,7 +13,7 @@ from fedmosaic_cli.cli.console import print_stderr, stderr_console
 from fedmosaic_cli.data.data_dirs import DEFAULT_DATA_DIR, DataDirs, no_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from rich.progress import TaskID
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_dirs import ProgressCallback
 
 # Interval of progress lines if stderr is not a terminal.
-PROGRESS_LINE_SECONDS = 2.0
+PROGRESS_LINE_SECONDS = 10.0
 
 
 @contextmanager
@@ -40,7 +40,8 @@ def progress_callback(quiet: bool) -> Iterator[ProgressCallback]:
         with DataProgressBar() as bar:
             yield bar
     else:
-        yield DataProgressLines()
+        with DataProgressLines() as lines:
+            yield lines
 
 
 class DataProgressBar:
@@ -79,13 +80,42 @@ class DataProgressBar:
 
 
 class DataProgressLines:
-    """Prints a progress line at intervals."""
+    """Prints a line at intervals. If a task had a line, it also gets a last one, with 100 %."""
 
-    def __init__(self) -> None:
-        self._last_printed = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_printed = clock()
+        self._task = ""
+        self._shown_percent: int | None = None
+
+    def __enter__(self) -> DataProgressLines:
+        return self
+
+    def __exit__(self, error: object, *failure: object) -> None:
+        if error is None:
+            self._complete()
 
     def __call__(self, task: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._last_printed >= PROGRESS_LINE_SECONDS:
+        if task != self._task:
+            self._complete()
+            self._task = task
+        percent, now = 100 * done // max(total, 1), self._clock()
+        is_due = now - self._last_printed >= PROGRESS_LINE_SECONDS
+        if percent >= 100 and (is_due or self._shown_percent is not None):
+            self._show(100)
+            self._shown_percent = None
+        elif is_due:
+            self._show(percent)
+        if is_due:
             self._last_printed = now
-            print_stderr(f"{task}  {100 * done // max(total, 1)}%")
+
+    def _show(self, percent: int) -> None:
+        if percent != self._shown_percent:
+            self._shown_percent = percent
+            print_stderr(f"{self._task}  {percent}%")
+
+    def _complete(self) -> None:
+        """Print the last line of a task that ended without one."""
+        if self._shown_percent is not None:
+            self._show(100)
+        self._shown_percent = None

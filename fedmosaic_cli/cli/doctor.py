@@ -19,7 +19,12 @@ OPTIONAL_PACKAGES = ("flwr", "ray")
 
 
 def doctor(data_dir: DataDirOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Show versions, devices, data sets, disk and threads of this machine. Example: fedmosaic doctor --json"""
+    """Show versions, devices, data sets, disk and threads of this machine.
+
+    \b
+    [bold]Example[/bold]
+    fedmosaic doctor --json
+    """
     diagnostics = collect_diagnostics(data_dir or DEFAULT_DATA_DIR)
     if as_json:
         print_json(diagnostics)

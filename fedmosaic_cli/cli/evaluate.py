@@ -20,9 +20,11 @@ from fedmosaic_cli.cli.common_options import (
     QuietOption,
     VerboseOption,
     deprecated_aliases,
+    with_option_groups,
 )
 from fedmosaic_cli.cli.console import print_json, print_stderr
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
+from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.cli.views.evaluation_view import show_audits, show_evaluations
 from fedmosaic_cli.cli.views.local_comparison import warn_about_trust
 from fedmosaic_cli.data.data_dirs import DataDirs
@@ -51,10 +53,21 @@ class SplitName(StrEnum):
     val = "val"
 
 
+@with_option_groups(
+    {
+        "Evaluation": ("split", "compare_with"),
+        "Membership-inference audit": ("privacy", "last_round", "lira", "shadow_models"),
+        "Methods, models and data sets of your own": ("method", "model", "dataset", "plugin"),
+        "Data and execution": ("data_dir", "device"),
+    }
+)
 @deprecated_aliases({"--references": "--shadow-models", "--local": "--compare-with"})
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of finished runs.")],
-    split: Annotated[SplitName | None, typer.Option(help="Part of each client's data.", show_default="test")] = None,
+    split: Annotated[
+        SplitName | None,
+        typer.Option(metavar=choices(SplitName), help="Part of each client's data.", show_default="test"),
+    ] = None,
     compare_with: Annotated[
         Path | None,
         typer.Option(
@@ -74,6 +87,7 @@ def evaluate(
     shadow_models: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             help=f"With --lira: shadow models per client, at least {MIN_SHADOW_MODELS}.",
             show_default=str(DEFAULT_SHADOW_MODELS),
         ),
@@ -146,8 +160,7 @@ def evaluate(
         elif not quiet:
             show_audits(results, verbose) if privacy else show_evaluations(results, split_name, verbose)
     if not quiet:
-        for run in () if privacy else recorded:
-            warn_about_trust(str(run.files.path), run.summary)
+        warn_about_trust([(str(run.files.path), run) for run in recorded if not privacy], data_dirs)
         for note in notes:
             print_stderr(f"note: {note}")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption
-from fedmosaic_cli.cli.console import print_json, print_stdout
+from fedmosaic_cli.cli.console import print_command, print_json, print_text
 from fedmosaic_cli.cli.pack import gather, public
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.federation.flower.nginx import nginx_config
@@ -40,9 +40,11 @@ def init(
     ),
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", help="A name or address under which sites reach this machine. Repeatable."),
+        typer.Option(
+            "--host", metavar="HOST", help="A name or address under which sites reach this machine. Repeatable."
+        ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until the certificate expires.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, metavar="N", help="Days until the certificate expires.")] = 365,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -66,11 +68,11 @@ def init(
         paths = {"ca": credentials.ca_certificate, "keys": folder / KEYS_DIR, "proxy": folder / NGINX_CONFIG_FILE}
         print_json({**{name: str(path) for name, path in paths.items()}, "hosts": names})
         return
-    print_stdout(f"certificate for {', '.join(names)}, valid for {days} days")
-    print_stdout(
+    print_text(f"certificate for {', '.join(names)}, valid for {days} days")
+    print_text(
         f"next: send {credentials.ca_certificate} to every site, put their client-*.pub into {folder / KEYS_DIR}"
     )
-    print_stdout(f"then: fedmosaic train --engine flower --federation {folder} --shards DIR")
-    print_stdout(
+    print_command(f"fedmosaic train --engine flower --federation {folder} --shards DIR", "then:")
+    print_text(
         f"for sites on other machines, use a proxy that forwards only their requests: {folder / NGINX_CONFIG_FILE}"
     )

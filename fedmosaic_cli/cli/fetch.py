@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedmosaic_cli.cli.common_options import DataDirOption, DebugOption, QuietOption
+from fedmosaic_cli.cli.completion import complete_download
 from fedmosaic_cli.cli.console import print_stdout
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.errors import RequestError
@@ -14,7 +15,10 @@ from fedmosaic_cli.errors import RequestError
 
 def fetch(
     datasets: Annotated[
-        list[str], typer.Argument(metavar="DATASET", help="E.g. mnist cifar100 tiny-imagenet domainnet.")
+        list[str],
+        typer.Argument(
+            metavar="DATASET", help="E.g. mnist cifar100 tiny-imagenet domainnet.", autocompletion=complete_download
+        ),
     ],
     data_dir: DataDirOption = None,
     quiet: QuietOption = False,

@@ -23,6 +23,7 @@ STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 RESUME_HINT = "repeat the command to continue"
 RESEND_SECONDS = 0.05
 SHOW_CURSOR = "\x1b[?25h"
+CLEAR_LINE, CLEAR_LINE_ABOVE = "\r\x1b[2K", "\x1b[1A\x1b[2K"
 
 
 class InterruptedBySignal(BaseException):
@@ -76,6 +77,8 @@ class StopRequest:
         self, stop_timeout_seconds: float, resume_hint: str = RESUME_HINT, current_step: str = "this round"
     ) -> None:
         self.exit_code = 0
+        self.num_live_lines = 0
+        """Lines of a progress display on the terminal; messages are written in its place, and it continues below."""
         self._stop_timeout_seconds = stop_timeout_seconds
         self._resume_hint = resume_hint
         self._current_step = current_step
@@ -91,9 +94,10 @@ class StopRequest:
         if not self._stop_timeout_seconds:
             self.on_timeout(signum, frame)
         signal.setitimer(signal.ITIMER_REAL, self._stop_timeout_seconds)
-        write_stderr_unbuffered(
-            f"stopping after {self._current_step}, or without it after {self._stop_timeout_seconds:g} s; "
-            "repeat the signal to stop immediately"
+        self._write(
+            f"stopping after {self._current_step}, at most {self._stop_timeout_seconds:g} s; "
+            "a second signal stops at once",
+            num_blank_lines=max(0, self.num_live_lines - 1),
         )
 
     def on_timeout(self, signum: int, frame: FrameType | None) -> None:
@@ -103,9 +107,21 @@ class StopRequest:
 
     def _exit_now(self, text: str) -> NoReturn:
         # Files on disk are consistent at any time, also those of child processes, so no cleanup is needed.
-        write_stderr_unbuffered((SHOW_CURSOR if sys.stderr.isatty() else "") + text)
+        self._write((SHOW_CURSOR if sys.stderr.isatty() else "") + text)
         kill_descendants()
         os._exit(self.exit_code)
+
+    def _write(self, text: str, num_blank_lines: int = 0) -> None:
+        """Write a line to stderr; on a terminal in place of the progress display and of the echoed `^C`.
+
+        Args:
+            text: The line.
+            num_blank_lines: The display clears as many lines above the cursor before it is shown again.
+        """
+        clear = ""
+        if sys.stderr.isatty():
+            clear = CLEAR_LINE + CLEAR_LINE_ABOVE * max(0, self.num_live_lines - 1)
+        write_stderr_unbuffered(clear + text + "\n" * num_blank_lines)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption, QuietOption, parse_names
-from fedmosaic_cli.cli.console import print_json, print_notes, print_stdout, stdout_console
+from fedmosaic_cli.cli.console import print_command, print_json, print_notes, print_text, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.data.data_settings import MAX_CLIENTS
 from fedmosaic_cli.errors import RequestError
@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 
 ImageSizeOption = Annotated[
     int | None,
-    typer.Option(min=1, max=4096, help="Resize images to this side length.", show_default="no resizing"),
+    typer.Option(
+        min=1, max=4096, metavar="PIXELS", help="Resize images to this side length.", show_default="no resizing"
+    ),
 ]
-PublicOption = Annotated[Path, typer.Option(help="The public set of 'fedmosaic federation public'.")]
+PublicOption = Annotated[Path, typer.Option(metavar="FILE", help="The public set of 'fedmosaic federation public'.")]
 ALL_REMARKS_HINT = "see --json"
 
 
 def public(
     images: Annotated[
-        Path, typer.Option(help="A directory with images, also in subdirectories; or an npz file with 'images'.")
+        Path,
+        typer.Option(
+            metavar="PATH", help="A directory with images, also in subdirectories; or an npz file with 'images'."
+        ),
     ],
-    output: Annotated[Path, typer.Option("--out", help="Output file.")] = Path("public.npz"),
+    output: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file.")] = Path("public.npz"),
     image_size: ImageSizeOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -57,24 +62,34 @@ def public(
         facts = {"images": len(public_set.images), "image_shape": shape, "sha256": digest}
         print_json({"public": str(output), **facts, "remarks": remarks})
         return
-    print_stdout(
+    print_text(
         f"{len(public_set.images)} images, {image_format(public_set)}, written to {output} "
         f"(sha256 {public_set.sha256[:12]})"
     )
-    print_stdout(f"next: send {output} to every site, for 'fedmosaic site pack --public {output.name}'")
+    print_text(f"next: send {output} to every site, for 'fedmosaic site pack --public {output.name}'")
 
 
 def pack(
-    client: Annotated[int, typer.Option(min=0, max=MAX_CLIENTS - 1, help="The number of this site: 0, 1, 2, ...")],
+    client: Annotated[
+        int, typer.Option(min=0, max=MAX_CLIENTS - 1, metavar="N", help="The number of this site: 0, 1, 2, ...")
+    ],
     train: Annotated[
         Path,
-        typer.Option(help="A directory with a subdirectory per class; or an npz file with 'images' and 'labels'."),
+        typer.Option(
+            metavar="PATH", help="A directory with a subdirectory per class; or an npz file with 'images' and 'labels'."
+        ),
     ],
-    test: Annotated[Path, typer.Option(help="Test images, in the same form.")],
-    classes: Annotated[str, typer.Option(help="Names of all classes, e.g. cat,dog; the same at all sites, in order.")],
+    test: Annotated[Path, typer.Option(metavar="PATH", help="Test images, in the same form.")],
+    classes: Annotated[
+        str, typer.Option(metavar="NAMES", help="Names of all classes, e.g. cat,dog; the same at all sites, in order.")
+    ],
     public: PublicOption,
-    output: Annotated[Path, typer.Option("--out", help="Directory for the client's file and its description.")],
-    val: Annotated[Path | None, typer.Option(help="Validation images, in the same form.", show_default="none")] = None,
+    output: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Directory for the client's file and its description.")
+    ],
+    val: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Validation images, in the same form.", show_default="none")
+    ] = None,
     image_size: ImageSizeOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -88,8 +103,7 @@ def pack(
 
     \b
     [bold]Examples[/bold]
-    fedmosaic site pack --client 3 --train scans/train --test scans/test --classes benign,malignant
-      --public public.npz --out shard
+    fedmosaic site pack --client 3 --train train --test test --classes benign,malignant --public public.npz --out shard
     fedmosaic site pack --client 3 --train train.npz --test test.npz --classes 0,1,2 --public public.npz --out shard
     """
     from fedmosaic_cli.data.site_data import load_site_examples
@@ -113,20 +127,22 @@ def pack(
         by_class = "  ".join(f"{class_name}:{count}" for class_name, count in counts if count)
         table.add_row(name, str(description[name]["size"]), by_class)
     stdout_console().print(table)
-    print_stdout(f"written to {file}, which stays here: it contains the images")
-    print_stdout(f"next: send {description_path} to the coordinator. All sites will know the counts that it contains")
-    print_stdout(f"then: put the coordinator's manifest.json and public.npz into {output}, and run")
-    print_stdout(f"      fedmosaic site init --shard {file}")
+    print_text(f"written to {file}, which stays here: it contains the images")
+    print_text(f"next: send {description_path} to the coordinator. All sites will know the counts that it contains")
+    print_text(f"then: put the coordinator's manifest.json and public.npz into {output}, and run")
+    print_text(f"      fedmosaic site init --shard {file}")
 
 
 def gather(
     descriptions: Annotated[
         list[Path],
-        typer.Argument(metavar="CLIENT.json...", help="Results of 'fedmosaic site pack', one per site."),
+        typer.Argument(metavar="CLIENT.json", help="Results of 'fedmosaic site pack', one per site."),
     ],
     public: PublicOption,
-    output: Annotated[Path, typer.Option("--out", help="New directory for the shards.")],
-    name: Annotated[str | None, typer.Option(help="Name of the data set.", show_default="the directory's name")] = None,
+    output: Annotated[Path, typer.Option("--out", metavar="DIR", help="New directory for the shards.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the data set.", show_default="the directory's name")
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -158,11 +174,11 @@ def gather(
         return
     for entry in manifest["clients"]:
         sizes = ", ".join(f"{entry[name]['size']} {name}" for name in ("train", "test", "val") if name in entry)
-        print_stdout(f"client {entry['id']}: {sizes}")
-    print_stdout(f"public set: {len(public_set.images)} images, {image_format(public_set)}")
-    print_stdout(f"written to {output} (digest {shards.digest[:12]})")
-    print_stdout(f"next: send {output / 'manifest.json'} and {output / 'public.npz'} to every site")
-    print_stdout(f"then: fedmosaic train --engine flower --shards {output}")
+        print_text(f"client {entry['id']}: {sizes}")
+    print_text(f"public set: {len(public_set.images)} images, {image_format(public_set)}")
+    print_text(f"written to {output} (digest {shards.digest[:12]})")
+    print_text(f"next: send {output / 'manifest.json'} and {output / 'public.npz'} to every site")
+    print_command(f"fedmosaic train --engine flower --shards {output}", "then:")
 
 
 def parse_class_names(text: str) -> tuple[str, ...]:

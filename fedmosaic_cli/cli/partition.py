@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -20,8 +21,10 @@ from fedmosaic_cli.cli.common_options import (
     parse_integers,
     parse_names,
 )
-from fedmosaic_cli.cli.console import print_json, print_notes, print_stdout, stdout_console
+from fedmosaic_cli.cli.completion import complete_dataset, complete_scheme
+from fedmosaic_cli.cli.console import print_command, print_json, print_notes, print_text, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
+from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.config.layers import ConfigLayers
 from fedmosaic_cli.config.presets import load_preset
 from fedmosaic_cli.data.data_dirs import DataDirs
@@ -37,16 +40,20 @@ NoiseName = Enum("NoiseName", {name: name for name in get_args(LabelNoiseKind)},
 MAX_CLIENT_ROWS = 40
 
 
-def client_option(text: str, default: str | None = None) -> Any:
-    return typer.Option(help=text, show_default=default or True, rich_help_panel="Clients")
+def client_option(
+    text: str, default: str | None = None, metavar: str = "N", complete: Callable[[str], list[str]] | None = None
+) -> Any:
+    return typer.Option(
+        help=text, show_default=default or True, metavar=metavar, rich_help_panel="Clients", autocompletion=complete
+    )
 
 
-def public_set_option(text: str, default: str) -> Any:
-    return typer.Option(help=text, show_default=default, rich_help_panel="Public set")
+def public_set_option(text: str, default: str, metavar: str) -> Any:
+    return typer.Option(help=text, show_default=default, metavar=metavar, rich_help_panel="Public set")
 
 
-def split_option(text: str, default: str) -> Any:
-    return typer.Option(help=text, show_default=default, rich_help_panel="Test split")
+def split_option(text: str, default: str, metavar: str) -> Any:
+    return typer.Option(help=text, show_default=default, metavar=metavar, rich_help_panel="Test split")
 
 
 def label_noise_option(text: str, default: str | None = None, metavar: str | None = None) -> Any:
@@ -54,16 +61,21 @@ def label_noise_option(text: str, default: str | None = None, metavar: str | Non
 
 
 def partition(
-    scheme: Annotated[SchemeName | None, client_option("How to distribute examples to clients.")] = None,
+    scheme: Annotated[
+        SchemeName | None,
+        client_option("How to distribute examples to clients.", metavar="SCHEME", complete=complete_scheme),
+    ] = None,
     dataset: Annotated[
         str | None,
         client_option(
             f"Data set: {', '.join(DATASETS)}; FILE.py:NAME for your own.",
             "digits; digits-domains for domain and hybrid",
+            "NAME",
+            complete_dataset,
         ),
     ] = None,
     clients: Annotated[int | None, client_option("Number of clients.", "15")] = None,
-    alpha: Annotated[float | None, client_option("dirichlet: smaller values give more skew.", "0.1")] = None,
+    alpha: Annotated[float | None, client_option("dirichlet: smaller values give more skew.", "0.1", "ALPHA")] = None,
     min_size: Annotated[
         int | None, client_option("dirichlet: minimum number of examples per client.", "10; PFLlib's rule for pfllib")
     ] = None,
@@ -71,7 +83,9 @@ def partition(
         int | None,
         client_option("Exact number of training examples per client, validation included.", "all that are distributed"),
     ] = None,
-    classes_per_client: Annotated[int | None, client_option("pathological, hybrid.", "2")] = None,
+    classes_per_client: Annotated[
+        int | None, client_option("pathological, hybrid: classes of each client.", "2")
+    ] = None,
     balanced: Annotated[
         bool | None,
         typer.Option(
@@ -83,48 +97,60 @@ def partition(
     ] = None,
     clients_per_domain: Annotated[
         str | None,
-        client_option("domain, hybrid: one number, or one per domain, e.g. 4,1,2.", "1 for domain, 5 for hybrid"),
+        client_option(
+            "domain, hybrid: one number, or one per domain, e.g. 4,1,2.", "1 for domain, 5 for hybrid", "LIST"
+        ),
     ] = None,
-    domains: Annotated[str | None, client_option("Only these domains, e.g. amazon,dslr.", "all")] = None,
+    domains: Annotated[str | None, client_option("Only these domains, e.g. amazon,dslr.", "all", "NAMES")] = None,
     image_size: Annotated[
-        int | None, client_option("Side length that images are scaled to.", "256 for office10, domainnet")
+        int | None, client_option("Side length that images are scaled to.", "256 for office10, domainnet", "PIXELS")
     ] = None,
     public_size: Annotated[
         int | None,
         public_set_option(
-            "Unlabelled examples that all clients share.", "the paper's; for your own data a tenth, at most 300"
+            "Unlabelled examples that all clients share.", "the paper's; for your own data a tenth, at most 300", "N"
         ),
     ] = None,
     public_alpha: Annotated[
-        float | None, public_set_option("Skew its classes by Dirichlet(alpha).", "balanced")
+        float | None, public_set_option("Skew its classes by Dirichlet(ALPHA).", "balanced", "ALPHA")
     ] = None,
     protocol: Annotated[
         ProtocolName | None,
         split_option(
-            "official: keep the official test split; pfllib: merge and split 75/25; fedbn: FedBN's lists.", "official"
+            "official: keep the official test split; pfllib: merge and split 75/25; fedbn: FedBN's lists.",
+            "official",
+            choices(ProtocolName),
         ),
     ] = None,
     test_fraction: Annotated[
-        float | None, split_option("Fraction for testing without an official test split.", "0.25")
+        float | None, split_option("Fraction for testing without an official test split.", "0.25", "FRACTION")
     ] = None,
     test_examples_per_client: Annotated[
-        int | None, split_option("Exact number of test examples per client.", "all that are distributed")
+        int | None, split_option("Exact number of test examples per client.", "all that are distributed", "N")
     ] = None,
-    val_fraction: Annotated[float | None, split_option("Fraction of the training split for validation.", "0")] = None,
+    val_fraction: Annotated[
+        float | None, split_option("Fraction of the training split for validation.", "0", "FRACTION")
+    ] = None,
     flip_labels: Annotated[
         str | None, label_noise_option("Flip all labels of these clients, e.g. 0,3.", metavar="CLIENTS")
     ] = None,
-    label_noise: Annotated[float | None, label_noise_option("Fraction of wrong training labels.", "0")] = None,
+    label_noise: Annotated[
+        float | None, label_noise_option("Fraction of wrong training labels.", "0", "FRACTION")
+    ] = None,
     label_noise_kind: Annotated[
-        NoiseName | None, label_noise_option("symmetric: any other class; asymmetric: the next class.", "symmetric")
+        NoiseName | None,
+        label_noise_option("symmetric: any other class; asymmetric: the next class.", "symmetric", choices(NoiseName)),
     ] = None,
     preset: PresetOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the partition.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Random seed of the partition.", rich_help_panel="Clients")
+    ] = 0,
     data_dir: DataDirOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--out",
+            metavar="DIR",
             help="Directory of the shards.",
             show_default="shards/<dataset>-<scheme>-s<seed>",
             rich_help_panel="Files",
@@ -234,16 +260,16 @@ def show_partition(manifest: dict[str, Any], path: Path, data_dir: Path | None) 
         table.add_row(str(client["id"]), domain, *sizes, text)
     stdout_console().print(table)
     if len(manifest["clients"]) > MAX_CLIENT_ROWS:
-        print_stdout(f"... and {len(manifest['clients']) - MAX_CLIENT_ROWS} more clients, see distribution.csv")
+        print_text(f"... and {len(manifest['clients']) - MAX_CLIENT_ROWS} more clients, see distribution.csv")
     left_out = f", {manifest['left_out']} examples assigned to no client" if manifest["left_out"] else ""
     noise = sum(client.get("noisy_labels", 0) for client in manifest["clients"])
     wrong = f", {noise} wrong training labels" if noise else ""
-    print_stdout(f"tested on: {manifest['tested_on']} (protocol {manifest['protocol']})")
-    print_stdout(f"public set: {manifest['public']['size']} examples without labels{left_out}{wrong}")
+    print_text(f"tested on: {manifest['tested_on']} (protocol {manifest['protocol']})")
+    print_text(f"public set: {manifest['public']['size']} examples without labels{left_out}{wrong}")
     examples = ", examples included" if manifest["export"] else ""
-    print_stdout(f"written to {path} (digest {manifest['digest'][:12]}{examples})")
+    print_text(f"written to {path} (digest {manifest['digest'][:12]}{examples})")
     # FedMosaic needs a public set.
     command = ["train"] if manifest["public"]["size"] else ["baseline", "local"]
     has_location = manifest["export"] is not None or manifest["found_at"]
     data_option = [] if data_dir is None or has_location else ["--data-dir", str(data_dir)]
-    print_stdout(f"next: {shlex.join(['fedmosaic', *command, '--shards', str(path), *data_option])}")
+    print_command(shlex.join(["fedmosaic", *command, "--shards", str(path), *data_option]), "next:")

@@ -21,9 +21,12 @@ from fedmosaic_cli.cli.common_options import (
     RunsDirOption,
     parse_integers,
     parse_names,
+    with_option_groups,
 )
+from fedmosaic_cli.cli.completion import complete_assignment, complete_method_list, complete_study
 from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
+from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.report import validate_output_paths
 from fedmosaic_cli.cli.reproduce_engines import (
@@ -66,20 +69,38 @@ STOP_MARGIN_SECONDS = 10.0
 RERUN_HINT = "run the same command again to continue"
 
 
+@with_option_groups(
+    {
+        "What to execute": ("scale", "seeds", "methods", "extended", "assignments", "dry_run", "print_commands"),
+        "Data and output": ("data_dir", "runs_dir", "output", "figures"),
+        "Execution": ("device", "jobs", "engine", "ray_address", "job_cpus", "job_gpus", "retries"),
+    }
+)
 def reproduce(
     what: Annotated[
-        str | None, typer.Argument(metavar="WHAT", help="A study; without it, all studies are listed.")
+        str | None,
+        typer.Argument(
+            metavar="WHAT", help="A study; without it, all studies are listed.", autocompletion=complete_study
+        ),
     ] = None,
-    scale: Annotated[Scale, typer.Option(help="Reduced data for two cores, or the scale of the paper.")] = Scale.quick,
-    seeds: Annotated[str, typer.Option(help="One run per seed.")] = "0,1,2",
+    scale: Annotated[
+        Scale, typer.Option(metavar=choices(Scale), help="Reduced data for two cores, or the scale of the paper.")
+    ] = Scale.quick,
+    seeds: Annotated[str, typer.Option(metavar="LIST", help="One run per seed.")] = "0,1,2",
     methods: Annotated[
-        str | None, typer.Option(help="Only these and local, e.g. fedavg,ditto.", show_default="all of the study")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Only these and local, e.g. fedavg,ditto.",
+            show_default="all of the study",
+            autocompletion=complete_method_list,
+        ),
     ] = None,
     extended: Annotated[
         bool, typer.Option("--extended", help=f"Add rows that are not in the paper: {', '.join(EXTENDED_METHODS)}.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=MAX_JOBS, help="Parallel jobs.", show_default="as many as fit")
+        int | None, typer.Option(min=1, max=MAX_JOBS, metavar="N", help="Parallel jobs.", show_default="as many as fit")
     ] = None,
     engine: SweepEngineOption = SweepEngine.local,
     ray_address: RayAddressOption = None,
@@ -98,13 +119,19 @@ def reproduce(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
+            autocompletion=complete_assignment,
             help="Override a value in every run, e.g. train.rounds=2. The runs get a separate name and are not "
             "comparable with the paper. May be repeated.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--out", help="Directory of table, figures and HTML page.", show_default="results/<what>-<scale>"),
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Directory of table, figures and HTML page.",
+            show_default="results/<what>-<scale>",
+        ),
     ] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
     data_dir: DataDirOption = None,
@@ -212,6 +239,7 @@ def run_jobs(runner: JobRunner, progress: SweepProgressView) -> None:
         try:
             while runner.running or (runner.is_busy and not stop_request()):
                 progress.update(runner, runner.poll(should_continue=not stop_request()))
+                stop_request.num_live_lines = progress.num_live_lines
                 if stop_request() and not is_forwarded:
                     is_forwarded = True
                     runner.send_signal(stop_request.exit_code - 128)

@@ -12,6 +12,7 @@ import typer
 
 from fedmosaic_cli.cli.common_options import DeviceChoice
 from fedmosaic_cli.cli.console import print_stderr
+from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.machine import num_available_cores
 from fedmosaic_cli.sweeps.processes import LocalLauncher
@@ -29,23 +30,34 @@ class SweepEngine(StrEnum):
     ray = "ray"
 
 
-SweepEngineOption = Annotated[SweepEngine, typer.Option(help="Execute runs on this machine, or on a Ray cluster.")]
+SweepEngineOption = Annotated[
+    SweepEngine, typer.Option(metavar=choices(SweepEngine), help="Execute runs on this machine, or on a Ray cluster.")
+]
 RayAddressOption = Annotated[
     str | None,
-    typer.Option(help="Ray cluster to join: auto or host:port.", show_default="a private Ray on this machine"),
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Ray cluster to join: auto or host:port.",
+        show_default="a private Ray on this machine",
+    ),
 ]
 JobCpusOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Cores per run with Ray.", show_default="cores / jobs on this machine, 1 on a cluster"),
+    typer.Option(
+        min=1, metavar="N", help="Cores per run with Ray.", show_default="cores / jobs on this machine, 1 on a cluster"
+    ),
 ]
 JobGpusOption = Annotated[
     float | None,
-    typer.Option(min=0, help="GPUs per run with Ray, or a fraction.", show_default="1 with --device cuda, else 0"),
+    typer.Option(
+        min=0, metavar="N", help="GPUs per run with Ray, or a fraction.", show_default="1 with --device cuda, else 0"
+    ),
 ]
 RetriesOption = Annotated[
     int | None,
     typer.Option(
         min=0,
+        metavar="N",
         help="Maximum retries of a crashed job.",
         show_default=f"{DEFAULT_RAY_RETRIES} with Ray, else 0",
     ),

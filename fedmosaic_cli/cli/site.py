@@ -23,7 +23,8 @@ from fedmosaic_cli.cli.common_options import (
     UploadLevelChoice,
     deprecated_aliases,
 )
-from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
+from fedmosaic_cli.cli.console import print_command, print_json, print_stderr, print_stdout, print_text, stdout_console
+from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.pack import pack
 from fedmosaic_cli.config.validation_errors import build_validated
@@ -56,12 +57,13 @@ class MetricsChoice(StrEnum):
 
 app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich", add_completion=False)
 
-SiteDirOption = Annotated[Path, typer.Option(help="The site's directory: key, settings and models.")]
+SiteDirOption = Annotated[Path, typer.Option(metavar="DIR", help="The site's directory: key, settings and models.")]
 SuperlinkOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="The coordinator's address.", show_default=False)
 ]
 CaOption = Annotated[
-    Path | None, typer.Option(help="The coordinator's ca.crt, which authenticates it.", show_default=False)
+    Path | None,
+    typer.Option(metavar="FILE", help="The coordinator's ca.crt, which authenticates it.", show_default=False),
 ]
 AllowUploadOption = Annotated[
     UploadLevelChoice | None,
@@ -75,6 +77,7 @@ AllowUploadOption = Annotated[
 MetricsOption = Annotated[
     MetricsChoice | None,
     typer.Option(
+        metavar=choices(MetricsChoice),
         help="Losses and accuracies that this site sends: withheld, rounded, or exact-unprotected, from which a "
         "coordinator can reconstruct examples. With --max-epsilon they are withheld.",
         show_default="rounded",
@@ -82,7 +85,11 @@ MetricsOption = Annotated[
 ]
 MaxEpsilonOption = Annotated[
     float | None,
-    typer.Option(help="The largest total epsilon of all runs on the data here, together.", show_default="no limit"),
+    typer.Option(
+        metavar="EPSILON",
+        help="The largest total epsilon of all runs on the data here, together.",
+        show_default="no limit",
+    ),
 ]
 
 AllowRootOption = Annotated[
@@ -108,7 +115,8 @@ app.command()(pack)
 @deprecated_aliases(RENAMED_OPTIONS)
 def init(
     shard: Annotated[
-        Path, typer.Option(help="The client's file of exported shards, beside manifest.json and public.npz.")
+        Path,
+        typer.Option(metavar="FILE", help="The client's file of exported shards, beside manifest.json and public.npz."),
     ],
     site_dir: SiteDirOption = Path("site"),
     superlink: SuperlinkOption = None,
@@ -154,10 +162,10 @@ def init(
         return
     for fact, value in {**facts, "shares": settings.share}.items():
         print_stdout(f"{fact}: {value}")
-    print_stdout(f"next: send {public_key} to the coordinator, and keep {key} secret")
+    print_text(f"next: send {public_key} to the coordinator, and keep {key} secret")
     connection = "" if superlink else " --superlink HOST:PORT --ca ca.crt"
-    print_stdout(f"then: fedmosaic site start --site-dir {site_dir}{connection}")
-    print_stdout(f"or, to keep it running: sudo systemctl enable --now {files.unit_path.absolute()}")
+    print_command(f"fedmosaic site start --site-dir {site_dir}{connection}", "then:")
+    print_command(f"sudo systemctl enable --now {files.unit_path.absolute()}", "or, to keep it running:")
 
 
 @app.command()
@@ -167,7 +175,8 @@ def start(
     superlink: SuperlinkOption = None,
     ca: CaOption = None,
     shard: Annotated[
-        Path | None, typer.Option(help="The client's file of exported shards.", show_default="as in 'site init'")
+        Path | None,
+        typer.Option(metavar="FILE", help="The client's file of exported shards.", show_default="as in 'site init'"),
     ] = None,
     allow_upload: AllowUploadOption = None,
     max_epsilon: MaxEpsilonOption = None,

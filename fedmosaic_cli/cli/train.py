@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from fedmosaic_cli.cli.common_options import parse_integers
+from fedmosaic_cli.cli.completion import complete_baseline, complete_method
 from fedmosaic_cli.cli.console import print_json, print_notes, print_stderr, stdout_console
 from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.flower_options import is_federated, parse_flower_options
@@ -27,6 +28,7 @@ from fedmosaic_cli.federation.flower_options import SiteTransports
 from fedmosaic_cli.federation.site_shards import read_exported_manifest
 from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS
 from fedmosaic_cli.plugins import load_named_plugins, resolve_dataset, resolve_method, resolve_model
+from fedmosaic_cli.runner.baseline_lookup import RecordedRun
 from fedmosaic_cli.runner.events import (
     RoundCompleted,
     RunEvent,
@@ -37,6 +39,7 @@ from fedmosaic_cli.runner.events import (
     RunStarted,
     RunStopped,
     WaitingForClients,
+    WritingShards,
 )
 from fedmosaic_cli.runner.execute import (
     check_resources,
@@ -71,6 +74,7 @@ def train(
             metavar="METHOD",
             help="Method to train: a name of 'baseline --list', or FILE.py:NAME for your own. May be repeated.",
             show_default="fedmosaic",
+            autocompletion=complete_method,
         ),
     ] = None,
 ) -> None:
@@ -104,7 +108,11 @@ def baseline(
     request: TrainOptions,
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD", help="Methods, FILE.py:NAME, or 'all' for gated and those of the paper."),
+        typer.Argument(
+            metavar="METHOD",
+            help="Methods, FILE.py:NAME, or 'all' for gated and those of the paper.",
+            autocompletion=complete_baseline,
+        ),
     ] = None,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods and exit.")] = False,
 ) -> None:
@@ -248,6 +256,7 @@ def run_and_report(
         make_run_progress_view(options.quiet or options.as_json, len(unfinished_runs(plan))) as progress,
         ExitStack() as transports,
     ):
+        stop.num_live_lines = progress.num_live_lines
         run_options = RunOptions(
             device=options.device.value,
             cli_args=tuple(sys.argv[1:]),
@@ -286,10 +295,12 @@ def run_and_report(
 
 
 def show_event(
-    run: PlannedRun, event: RunEvent | RunPreparing, progress: RunProgressView, shown_warnings: set[str]
+    run: PlannedRun, event: RunEvent | WritingShards | RunPreparing, progress: RunProgressView, shown_warnings: set[str]
 ) -> None:
     """Show an event of a run that continues. Warnings at the start are shown for the first run that has them."""
-    if isinstance(event, RunPreparing):
+    if isinstance(event, WritingShards):
+        progress.on_write_shards()
+    elif isinstance(event, RunPreparing):
         progress.on_prepare(run.label, run.config.train.rounds)
     elif isinstance(event, RunStarted):
         for warning in event.warnings:
@@ -315,8 +326,8 @@ def show_results(finished: list[tuple[PlannedRun, dict[str, Any]]], options: Tra
         else compare_run_with_local(run.label, run.files, summary, data_dirs)
         for run, summary in finished
     ]
-    for run, summary in finished if not options.quiet else ():
-        warn_about_trust(run.label, summary)
+    if not options.quiet:
+        warn_about_trust([(run.label, RecordedRun(run.files, summary)) for run, summary in finished], data_dirs)
     if options.as_json:
         print_json([summary_document(s, comparison) for (_, s), comparison in zip(finished, comparisons, strict=True)])
     elif finished:

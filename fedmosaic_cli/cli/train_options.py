@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, fields
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -27,14 +27,31 @@ from fedmosaic_cli.cli.common_options import (
     TrainEngine,
     VerboseOption,
     deprecated_aliases,
+    group_options,
     set_signature,
 )
+from fedmosaic_cli.cli.completion import complete_assignment, complete_dataset, complete_expertise, complete_model
+from fedmosaic_cli.cli.help import choices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-flower_option = partial(typer.Option, rich_help_panel="Clients at remote sites (--engine flower)")
+# The groups of the help, in its order.
+OPTION_GROUPS = {
+    "What to train": (
+        *("preset", "shards", "method", "list_methods", "expertise", "model", "dataset", "plugin"),
+        *("seed", "seeds", "config", "assignments"),
+    ),
+    "Training": ("rounds", "eval_every", "augment", "on_nan"),
+    "Data and runs": ("data_dir", "runs_dir", "run_dir", "name", "tag", "resume", "allow_nonidentical", "tensorboard"),
+    "Execution": ("device", "execution", "workers", "stop_timeout", "dry_run"),
+    "Differential privacy": ("dp", "dp_epsilon", "dp_delta", "dp_unit", "dp_max_eps"),
+    "Clients at remote sites": (
+        *("engine", "simulate_sites", "superlink", "federation", "quorum", "round_timeout", "join_timeout"),
+        *("insecure", "allow_unauthenticated_network"),
+    ),
+}
 
 RENAMED_OPTIONS = {
     "--grace": "--stop-timeout",
@@ -51,48 +68,70 @@ class TrainOptions:
     """The options of a training command. Each field is an option, declared by its annotation."""
 
     preset: PresetOption = None
-    shards: Annotated[Path | None, typer.Option(help="Train on these shards, made by 'fedmosaic partition'.")] = None
+    shards: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Train on these shards, made by 'fedmosaic partition'.")
+    ] = None
     model: Annotated[
         str | None,
-        typer.Option(help="Model of all clients: a name, or FILE.py:NAME for your own.", show_default="the preset's"),
+        typer.Option(
+            metavar="NAME",
+            help="Model of all clients: a name, or FILE.py:NAME for your own.",
+            autocompletion=complete_model,
+            show_default="the preset's",
+        ),
     ] = None
     dataset: Annotated[
         str | None,
-        typer.Option(help="Data set: a name, or FILE.py:NAME for your own.", show_default="the preset's"),
+        typer.Option(
+            metavar="NAME",
+            help="Data set: a name, or FILE.py:NAME for your own.",
+            show_default="the preset's",
+            autocompletion=complete_dataset,
+        ),
     ] = None
     plugin: PluginOption = None
     expertise: Annotated[
         str | None,
         typer.Option(
+            metavar="RULE",
+            autocompletion=complete_expertise,
             help="Expertise rule of fedmosaic: frequency, entropy, count, count-confidence or uniform.",
             show_default="the preset's",
         ),
     ] = None
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.", show_default="the preset's")] = None
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", help="Communication rounds.", show_default="the preset's")
+    ] = None
     eval_every: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Evaluate every k-th round, and always the last one.",
+            metavar="K",
+            help="Evaluate every K-th round, and always the last one.",
             show_default="the preset's, or 1",
         ),
     ] = None
     augment: Annotated[
         AugmentChoice | None,
         typer.Option(
+            metavar=choices(AugmentChoice),
             help="Augment the images of training batches: flip them, crop them after padding, or both.",
             show_default="the preset's, or none",
         ),
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="One seed.", show_default="0")] = None
-    seeds: Annotated[str | None, typer.Option(help="Several seeds, one run each, e.g. 0,1,2 or 0-2.")] = None
-    config: Annotated[Path | None, typer.Option(help="YAML file that overrides the preset.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Random seed.", show_default="0")] = None
+    seeds: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Several seeds, one run each, e.g. 0,1,2 or 0-2.")
+    ] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file that overrides the preset.")] = None
     assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Override one value, e.g. train.lr=0.01. Several values, e.g. train.lr=0.1,0.01, make one run each. May be repeated.",
+            help="Override one value, e.g. train.lr=0.01. Several values, e.g. train.lr=0.1,0.01, make one run each. "
+            "May be repeated.",
+            autocompletion=complete_assignment,
         ),
     ] = None
     dp: Annotated[
@@ -110,10 +149,13 @@ class TrainOptions:
             metavar="EPSILON", help="Total privacy budget over all rounds; inf: no noise.", show_default=False
         ),
     ] = None
-    dp_delta: Annotated[float | None, typer.Option(help="Delta of the privacy guarantee.", show_default="1e-05")] = None
+    dp_delta: Annotated[
+        float | None, typer.Option(metavar="DELTA", help="Delta of the privacy guarantee.", show_default="1e-05")
+    ] = None
     dp_unit: Annotated[
         PrivacyUnit | None,
         typer.Option(
+            metavar=choices(PrivacyUnit),
             help="Protected unit: all data of a client, or a record under the assumption privacy.changed_rows.",
             show_default="client",
         ),
@@ -124,6 +166,7 @@ class TrainOptions:
     name: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="Name of the experiment in directories and reports.",
             show_default="that of the preset or shards, and the values that differ from it",
         ),
@@ -131,14 +174,18 @@ class TrainOptions:
     tag: Annotated[
         str | None,
         typer.Option(
-            help="Suffix of the method's name in directories.", show_default="the hyper-parameters that differ"
+            metavar="TEXT",
+            help="Suffix of the method's name in directories.",
+            show_default="the hyper-parameters that differ",
         ),
     ] = None
     data_dir: DataDirOption = None
     runs_dir: RunsDirOption = Path("runs")
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Directory of a single run.", show_default="<runs-dir>/<preset>/<method>/seed-<seed>"),
+        typer.Option(
+            metavar="DIR", help="Directory of a single run.", show_default="<runs-dir>/<preset>/<method>/seed-<seed>"
+        ),
     ] = None
     resume: Annotated[
         bool,
@@ -148,18 +195,31 @@ class TrainOptions:
     ] = False
     execution: Annotated[
         ExecutionChoice | None,
-        typer.Option(help="Train clients one by one (threads) or together (stacked).", show_default="auto"),
+        typer.Option(
+            metavar=choices(ExecutionChoice),
+            help="Train clients one by one (threads) or together (stacked).",
+            show_default="auto",
+        ),
     ] = None
     workers: Annotated[
         int | None,
-        typer.Option(help="Number of threads, without effect on results.", show_default="0: one per core or GPU"),
+        typer.Option(
+            metavar="N", help="Number of threads, without effect on results.", show_default="0: one per core or GPU"
+        ),
     ] = None
     on_nan: Annotated[
         NanPolicy | None,
-        typer.Option(help="If a client diverges: stop the run, or skip the client in that round.", show_default="stop"),
+        typer.Option(
+            metavar=choices(NanPolicy),
+            help="If a client diverges: stop the run, or skip the client in that round.",
+            show_default="stop",
+        ),
     ] = None
     stop_timeout: Annotated[
-        float, typer.Option(help="Seconds to let the current round finish after Ctrl-C before it is aborted.")
+        float,
+        typer.Option(
+            metavar="SECONDS", help="Seconds to let the current round finish after Ctrl-C before it is aborted."
+        ),
     ] = 30.0
     allow_nonidentical: Annotated[
         bool,
@@ -171,39 +231,50 @@ class TrainOptions:
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False
     device: DeviceOption = DeviceChoice.auto
     engine: Annotated[
-        TrainEngine, flower_option(help="Run clients in this process, or at remote sites through Flower.")
+        TrainEngine,
+        typer.Option(
+            metavar=choices(TrainEngine), help="Run clients in this process, or at remote sites through Flower."
+        ),
     ] = TrainEngine.local
     simulate_sites: Annotated[
-        int | None, flower_option(min=1, max=64, help="Start this number of sites on this machine.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, max=64, metavar="N", help="Start this number of sites on this machine.", show_default=False
+        ),
     ] = None
     superlink: Annotated[
         str | None,
-        flower_option(metavar="HOST:PORT", help="Address to listen on for sites.", show_default="127.0.0.1:9443"),
+        typer.Option(metavar="HOST:PORT", help="Address to listen on for sites.", show_default="127.0.0.1:9443"),
     ] = None
     federation: Annotated[
         Path | None,
-        flower_option(help="Directory with certificates and the keys of the sites.", show_default="federation"),
+        typer.Option(
+            metavar="DIR", help="Directory with certificates and the keys of the sites.", show_default="federation"
+        ),
     ] = None
     quorum: Annotated[
-        int | None, flower_option(min=1, help="Number of clients that a round needs.", show_default="all but one")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of clients that a round needs.", show_default="all but one"),
     ] = None
     round_timeout: Annotated[
         float | None,
-        flower_option(
+        typer.Option(
             min=1,
+            metavar="SECONDS",
             help="Maximum seconds per round.",
             show_default="3600 for the first, then 90 or 3 times the usual duration",
         ),
     ] = None
     join_timeout: Annotated[
-        float | None, flower_option(min=1, help="Maximum seconds until all sites have joined.", show_default="600")
+        float | None,
+        typer.Option(min=1, metavar="SECONDS", help="Maximum seconds until all sites have joined.", show_default="600"),
     ] = None
-    insecure: Annotated[bool, flower_option("--insecure", help="No TLS and no keys; allowed on this machine only.")] = (
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys; allowed on this machine only.")] = (
         False
     )
     allow_unauthenticated_network: Annotated[
         bool,
-        flower_option(
+        typer.Option(
             "--allow-unauthenticated-network",
             help="Listen on a non-loopback address without the proxy. Anyone who can reach the port can submit runs; "
             "use on trusted networks only.",
@@ -221,16 +292,15 @@ class TrainOptions:
 def with_train_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add all options of `TrainOptions` to a command, which receives them as its argument `request`."""
     hints = get_type_hints(TrainOptions, include_extras=True) | get_type_hints(command, include_extras=True)
-    parameters = [p for name, p in inspect.signature(command).parameters.items() if name != "request"]
-    parameters += [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for field in fields(TrainOptions)
-    ]
+    parameters = {name: p for name, p in inspect.signature(command).parameters.items() if name != "request"}
+    for field in fields(TrainOptions):
+        parameters[field.name] = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+    order = [name for name in group_options(OPTION_GROUPS, hints) if name in parameters]
 
     @wraps(command)
     def with_request(**values: Any) -> None:
         request = TrainOptions(**{field.name: values.pop(field.name) for field in fields(TrainOptions)})
         command(request=request, **values)
 
-    set_signature(with_request, parameters, hints)
+    set_signature(with_request, [parameters[name] for name in order], hints)
     return deprecated_aliases(RENAMED_OPTIONS)(with_request)

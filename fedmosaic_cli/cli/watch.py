@@ -26,7 +26,7 @@ def watch(
         Path, typer.Argument(metavar="PATH", envvar="FEDMOSAIC_RUNS", help="A run, or a directory that contains runs.")
     ] = Path("runs"),
     once: Annotated[bool, typer.Option("--once", help="Print the progress once, as in a pipe.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two updates.")] = 1.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds between two updates.")] = 1.0,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

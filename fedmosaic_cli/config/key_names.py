@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedmosaic_cli.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 STORED_KEYS = {
     "data": {"fraction": "share", "public_pool_size": "public_from"},
@@ -21,17 +21,21 @@ STORED_KEYS = {
 STORED_VALUES = {"voter": {"model": "self", "local": "shadow", "outlier-exposed": "doubting"}}
 
 
-def to_stored_keys(section: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def to_stored_keys(
+    section: str, values: Mapping[str, Any], known_keys: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
     """Translate the keys and values of a section to those that runs store.
 
     Args:
         section: `data`, `methods.fedct` and the like.
         values: Content of the section, with new or old keys.
+        known_keys: The stored keys of the section. A section may store the new name, such as `methods.student`.
 
     Returns:
         The content with stored keys, and a notice for each old spelling.
     """
-    stored_keys = STORED_KEYS.get(section.partition(".")[0], {})
+    renamed = STORED_KEYS.get(section.partition(".")[0], {})
+    stored_keys = {new: stored for new, stored in renamed.items() if new not in known_keys}
     new_keys = {stored: new for new, stored in stored_keys.items()}
     content: dict[str, Any] = {}
     notices = []

@@ -107,11 +107,11 @@ class ConfigLayers:
         self.add("--set", content)
 
     def _merge_section(self, origin: str, section: str, values: Any, is_stored: bool) -> None:
-        if not is_stored:
-            values, notices = to_stored_keys(section, require_mapping(values, section, origin))
-            self.notices += [notice for notice in notices if notice not in self.notices]
         group, _, name = section.partition(".")
         known: object = CONFIG_SECTIONS.get(section) or (method_schema(name) if group == "methods" else ClientOverrides)
+        if not is_stored:
+            values, notices = to_stored_keys(section, require_mapping(values, section, origin), field_names(known))
+            self.notices += [notice for notice in notices if notice not in self.notices]
         reject_unknown_keys(require_mapping(values, section, origin), field_names(known), section)
         if group == "clients" and isinstance(values.get("model"), str):
             values = {**values, "model": {"name": values["model"]}}

@@ -9,17 +9,33 @@ from typing import Any
 from fedmosaic_cli.config.yaml_files import read_yaml
 from fedmosaic_cli.errors import RequestError, unknown_name_error
 
+DURATIONS = ("seconds", "minutes", "hours", "GPU")
+"""`GPU`: too long for a CPU."""
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset. `layers` are pairs (origin, content): those of the preset that it extends, then its own."""
+    """A preset.
+
+    Attributes:
+        layers: Pairs (origin, content): those of the preset that it extends, then its own.
+        duration: Order of magnitude of one run on two CPU cores, one of `DURATIONS`; "" if unknown.
+    """
 
     name: str
     path: Path
     description: str
     layers: tuple[tuple[str, dict[str, Any]], ...]
+    duration: str = ""
+
+    def value(self, section: str, key: str) -> Any:
+        """Return a value that the preset sets, None if it leaves the default."""
+        for _, content in reversed(self.layers):
+            values = content.get(section)
+            if isinstance(values, dict) and key in values:
+                return values[key]
+        return None
 
 
 def presets_directory() -> Path:
@@ -48,17 +64,18 @@ def load_preset(name: str) -> Preset:
     """Read a preset and the one that it extends."""
     path = preset_path(name)
     content = read_yaml(path)
-    description, parent = content.pop("description", ""), content.pop("extends", None)
+    description, duration, parent = (content.pop(key, "") for key in ("description", "duration", "extends"))
     layers: tuple[tuple[str, dict[str, Any]], ...] = ((f"preset {path.stem}", content),)
-    if parent is not None:
+    if parent not in ("", None):
         base = read_yaml(base_preset_path(str(parent), path))
         if "extends" in base:
             raise RequestError(
                 f"preset '{parent}' extends another preset ({path}): only one level of `extends` is allowed"
             )
-        base.pop("description", None)
+        for key in ("description", "duration"):
+            base.pop(key, None)
         layers = ((f"preset {parent}", base), *layers)
-    return Preset(path.stem, path, str(description), layers)
+    return Preset(path.stem, path, str(description), layers, str(duration))
 
 
 def base_preset_path(name: str, path: Path) -> Path:

@@ -86,7 +86,8 @@ class ExchangeDiagnosis(Record):
         messages = []
         if self.failed:
             messages.append(
-                "too few valid uploads in the last round: there was no exchange, and all clients keep their own model"
+                "too few valid uploads in the last round: there was no exchange, and all clients keep their own model; "
+                "check which clients failed, or set a lower defence.min_clients"
             )
         if self.median_z is not None and self.median_z < MIN_Z:
             remedy = (
@@ -101,17 +102,17 @@ class ExchangeDiagnosis(Record):
         if self.holdout_z is not None and self.holdout_z < MIN_Z:
             messages.append(
                 f"a student cannot predict the votes (z {self.holdout_z:.1f}, below {MIN_Z:g}): they are noise, and "
-                "all clients keep their own model"
+                "all clients keep their own model; a larger or more similar public set may help (data.public_size)"
             )
         if self.class_coverage is not None and self.class_coverage < MIN_CLASS_COVERAGE:
             messages.append(
                 f"the votes cover {100 * self.class_coverage:.0f}% of the classes: the public set is skewed, or the "
-                "voters are"
+                "voters are; choose public examples of all classes, or let more clients take part"
             )
         if self.largest_client > MAX_EXAMPLES:
             messages.append(
                 f"clients have up to {self.largest_client} training examples: above about {MAX_EXAMPLES}, gains are "
-                "small unless the clients' data are similar"
+                "small unless the clients' data are similar; compare with Local before you rely on them"
             )
         return messages
 

@@ -67,15 +67,45 @@ class TrustDiagnosis(Record):
     oracle: VoteAccuracy = VoteAccuracy()
     gate: list[GateOutcome] = Field(default_factory=list)
 
+    @property
+    def num_faded(self) -> int:
+        """Number of clients whose lambda vanished without a decision of their gate."""
+        return self.silent_clients - self.silent_by_gate
+
+    @property
+    def has_faded(self) -> bool:
+        """Whether lambda vanished for most clients."""
+        return self.by_losses and self.silent_since is not None and 2 * self.num_faded > self.clients
+
+    @property
+    def has_self_training(self) -> bool:
+        return 2 * self.self_training_clients > self.clients
+
+    def explanations(self) -> list[str]:
+        """The warnings for readers who do not know lambda; those of `warnings` are recorded in the summary."""
+        messages = []
+        if self.has_faded:
+            messages.append(
+                f"{self.num_faded} of {self.clients} clients have ignored the pseudo-labels since round "
+                f"{self.silent_since} (lambda below 1e-6): they train alone, as in Local, so these accuracies say "
+                "nothing about collaboration"
+            )
+        if self.has_self_training:
+            messages.append(
+                f"{self.self_training_clients} of {self.clients} clients follow pseudo-labels that they have memorised "
+                "(lambda above 1 while their private loss rises): their accuracy may fall below that of Local"
+            )
+        return messages
+
     def warnings(self) -> list[str]:
         """One sentence per problem that affects the interpretation of the accuracies."""
-        messages, faded = [], self.silent_clients - self.silent_by_gate
-        if self.by_losses and self.silent_since is not None and 2 * faded > self.clients:
+        messages, faded = [], self.num_faded
+        if self.has_faded:
             messages.append(
                 f"lambda is below 1e-6 for {faded} of {self.clients} clients since round {self.silent_since}: for "
                 "them this is Local training, and nothing here tells of collaboration"
             )
-        if 2 * self.self_training_clients > self.clients:
+        if self.has_self_training:
             messages.append(
                 f"lambda is above 1 for {self.self_training_clients} of {self.clients} clients while their private "
                 "loss rises: they follow pseudo-labels that they memorised (self-training)"

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class WritingShards:
+    """The shards of the run are not on disk yet and are written next."""
+
+
+@dataclass(frozen=True)
 class RunPreparing:
     """The shards of the run are on disk; data and networks are loaded next."""
 

@@ -11,7 +11,7 @@ from fedmosaic_cli.engine.context import FederationInfo
 from fedmosaic_cli.engine.method import RunFacts
 from fedmosaic_cli.errors import FedMosaicError, ResourceError, RunFailedError, RunStateError
 from fedmosaic_cli.plugin_sources import plugin_failure
-from fedmosaic_cli.runner.events import RunFailed, RunFinished, RunPreparing, RunStopped
+from fedmosaic_cli.runner.events import RunFailed, RunFinished, RunPreparing, RunStopped, WritingShards
 from fedmosaic_cli.runner.prepare import (
     UnsavedPartition,
     check_run_directory,
@@ -145,7 +145,7 @@ def execute_runs(
     data_dirs: DataDirs,
     remote_for: Callable[[ShardSet], RemoteBackend | None] = lambda _: None,
     observe: EventObserver = lambda events, _: nullcontext(events),
-) -> Iterator[tuple[PlannedRun, RunEvent | RunPreparing | RunFailed]]:
+) -> Iterator[tuple[PlannedRun, RunEvent | WritingShards | RunPreparing | RunFailed]]:
     """Make the runs of a plan one after the other, within `lock_runs`.
 
     A finished run yields its result only. A run that fails does not affect the others. After a stop request, the
@@ -172,9 +172,10 @@ def execute_runs(
             continue
         from fedmosaic_cli.runner.experiment import run_experiment  # torch is not imported if all runs are finished
 
-        planned = shards[run.shards_key]
-        saved = planned.save() if isinstance(planned, UnsavedPartition) else planned
-        shards[run.shards_key] = saved
+        saved = shards[run.shards_key]
+        if isinstance(saved, UnsavedPartition):
+            yield run, WritingShards()
+            saved = shards[run.shards_key] = saved.save()
         yield run, RunPreparing()
         run_options = replace(options, remote=remote_for(saved))
         try:

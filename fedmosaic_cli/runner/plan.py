@@ -87,7 +87,8 @@ class PlannedRun:
     @property
     def label(self) -> str:
         name = " ".join(filter(None, (self.config.method.variant, self.detail)))
-        return f"{name} seed {self.config.seed}, {self.config.data.clients} clients"
+        clients = "1 client" if self.config.data.clients == 1 else f"{self.config.data.clients} clients"
+        return f"{name} seed {self.config.seed}, {clients}"
 
     @property
     def shards_key(self) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from contextlib import chdir
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedmosaic_cli.cli.app import app
 SHORT = ("--preset", "quickstart-label-skew", "--rounds", "12", "--name", "quickstart-label-skew", "--tag", "")
 PAPER = ("--set", "methods.fedmosaic.trust=paper")
 RUN = Path("runs/quickstart-label-skew/fedmosaic-entropy/seed-0")
-FADED = ": for them this is Local training, and nothing here tells of collaboration"
+RECORDED = ": for them this is Local training, and nothing here tells of collaboration"
 
 
 def invoke(*arguments):
@@ -61,12 +62,35 @@ def vanished_lambda():
 def test_a_vanished_lambda_causes_one_warning_and_is_recorded(output):
     dead, since = vanished_lambda()
     warnings = [line for line in output["alone"].stderr.splitlines() if line.startswith("warning: ")]
-    sentence = f"lambda is below 1e-6 for {dead} of 10 clients since round {since}{FADED}"
-    assert warnings == [f"warning: fedmosaic-entropy seed 0, 10 clients: {sentence}"]
+    assert warnings == [
+        f"warning: fedmosaic-entropy seed 0, 10 clients: {dead} of 10 clients have ignored the pseudo-labels since "
+        f"round {since} (lambda below 1e-6): they train alone, as in Local, so these accuracies say nothing about "
+        "collaboration"
+    ]
+    sentence = f"lambda is below 1e-6 for {dead} of 10 clients since round {since}{RECORDED}"
     kept = json.loads((RUN / "summary.json").read_text())["diagnosis"]
     assert kept["warnings"] == [sentence]
     assert (kept["silent_clients"], kept["clients"], kept["rounds"]) == (dead, 10, 7)
     assert kept["oracle"]["weighted"] == log()[-1]["weighted_accuracy"]
+
+
+def test_a_vanished_lambda_comes_with_commands_that_can_be_copied(output):
+    condition = "--preset quickstart-label-skew --rounds 12 --seed 0"
+    commands = [line.partition(": ")[2] for line in output["alone"].stderr.splitlines() if line.startswith("  ")]
+    assert commands[:2] == [
+        f"fedmosaic train {condition} --expertise entropy --set methods.fedmosaic.trust=stabilised",
+        f"fedmosaic baseline gated student {condition}",
+    ]
+    for command in commands[:2]:
+        invoke(*shlex.split(command)[1:], "--dry-run", "--runs-dir", "others")
+
+
+def test_the_advice_is_printed_once_with_all_seeds(output):
+    lines = invoke("train", *SHORT, *PAPER, "--seeds", "0,1", "--runs-dir", "two").stderr.splitlines()
+    assert sum(line.startswith("warning: ") for line in lines) == 2
+    [stabilised] = [line for line in lines if line.endswith("trust=stabilised")]
+    assert "--seeds 0,1 " in stabilised
+    assert lines.count("  docs/trust.md describes the rules of trust") == 1
 
 
 def test_a_positive_lambda_causes_no_warning(output):
@@ -105,17 +129,35 @@ def test_without_a_local_run_its_command_is_printed_once(output):
     assert output["alone"].stderr.splitlines().count(hint) == 1
     shutil.rmtree("runs/quickstart-label-skew/local")
     several = invoke("baseline", "fedct", *SHORT, "--seeds", "0,1")
-    assert several.stderr.count("note: there is no Local run") == 1
+    [note] = [line for line in several.stderr.splitlines() if line.startswith("note: there is no Local run")]
+    assert note.endswith("make it: fedmosaic baseline local --preset quickstart-label-skew --rounds 12 --seeds 0,1")
 
 
-def test_each_of_several_runs_gets_a_comparison_line(output):
-    lines = invoke("baseline", "fedct", "gated", *SHORT).stdout.splitlines()
-    told = [
-        line.partition(": against Local (runs/quickstart-label-skew/local/seed-0): ")[0]
-        for line in lines
-        if "against" in line
-    ]
-    assert told == ["fedct seed 0, 10 clients", "gated seed 0, 10 clients"]
+def test_a_method_that_shares_no_labels_is_compared_too(output):
+    result = invoke("baseline", "fedavg", *SHORT)
+    assert re.search(
+        r"^against Local \(runs/quickstart-label-skew/local/seed-0\): \d+ of 10 clients better, .* points$",
+        result.stdout,
+        re.MULTILINE,
+    )
+    [document] = json.loads(invoke("baseline", "fedavg", *SHORT, "--resume", "--json").stdout)
+    assert "collaboration" not in document, "the documents of --json do not change"
+
+
+def test_several_methods_are_compared_in_a_table(output):
+    lines = invoke("baseline", "fedct", "gated", "local", *SHORT, "--resume").stdout.splitlines()
+    heading = lines.index(next(line for line in lines if line.startswith("clients against Local")))
+    rows = {line.split()[0]: line.split()[1:] for line in lines[heading + 1 : heading + 3]}
+    assert rows.keys() == {"fedct", "gated"}
+    for name, (better, equal, worse, gain, unit) in rows.items():
+        ours, alone = (
+            json.loads((RUN.parent.parent / each / "seed-0/summary.json").read_text())["accuracy"]["per_client"]
+            for each in (name, "local")
+        )
+        differences = [a - b for a, b in zip(ours, alone, strict=True)]
+        counts = [sum(sign * difference > 1e-9 for difference in differences) for sign in (1, -1)]
+        assert [int(better), int(equal), int(worse)] == [counts[0], 10 - sum(counts), counts[1]]
+        assert (gain, unit) == (f"{100 * sum(differences) / 10:+.2f}", "points")
 
 
 def test_a_local_run_with_other_rounds_is_not_used(output):
@@ -144,8 +186,8 @@ def test_quiet_prints_nothing_and_json_contains_the_comparison(output):
 def test_evaluate_prints_the_warning_too(output):
     result = invoke("evaluate", RUN)
     dead, since = vanished_lambda()
-    sentence = f"lambda is below 1e-6 for {dead} of 10 clients since round {since}{FADED}"
-    assert f"warning: {RUN}: {sentence}" in result.stderr.splitlines()
+    sentence = f"{dead} of 10 clients have ignored the pseudo-labels since round {since} "
+    assert f"warning: {RUN}: {sentence}" in result.stderr
     assert "warning" not in invoke("evaluate", RUN, "--quiet").stderr
 
 
@@ -160,7 +202,7 @@ def test_a_report_has_the_diagnosis_of_every_co_training_run(output):
     ]
     assert float(rows[0][1]) > 0.1
     assert float(rows[1][1]) < 1e-6
-    assert FADED in Path("page.html").read_text()
+    assert RECORDED in Path("page.html").read_text()
     assert (Path("results/diagnosis.csv").read_text()).count("\n") == 3
     assert r"\input{diagnosis.tex}" in Path("results/all.tex").read_text()
     assert not Path("results/diagnosis-gates.csv").exists()

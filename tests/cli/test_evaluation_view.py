@@ -54,7 +54,7 @@ def test_no_number_is_cut_on_80_columns(capsys, monkeypatch):
     assert "…" not in shown
     assert shown.count("100.00") == 2 * 8
     assert shown.count("10/20/30") == 2
-    assert max(map(len, shown.split("per client")[0].splitlines())) <= 80
+    assert max(map(len, shown.split("each client")[0].splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("classes", "drawn"), [(20, True), (21, False)])

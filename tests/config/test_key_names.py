@@ -178,3 +178,11 @@ def test_names_translate_both_ways():
     assert display_assignment("methods.gated.votes_from=shadow") == "methods.gated.voter=local"
     assert display_assignment("train.lr=0.1") == "train.lr=0.1"
     assert display_key("seed") == "seed"
+
+
+def test_a_method_that_stores_the_new_name_of_another_method_accepts_it():
+    layers = ConfigLayers()
+    layers.add_assignment("methods.student.outlier_weight=0.5")
+    layers.add_assignment("methods.gated.outlier_weight=0.25")
+    assert layers.values["methods.student"] == {"outlier_weight": 0.5}
+    assert layers.values["methods.gated"] == {"doubt": 0.25}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from fedmosaic_cli.cli.console import print_stdout, stdout_console
+from fedmosaic_cli.cli.console import print_text, stdout_console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,15 +27,21 @@ EVALUATION_COLUMNS = {
     "balanced %": ("balanced_accuracy", "client_mean"),
     "ECE %": ("calibration_error", "client_mean"),
 }
+NARROW_HEADINGS = {
+    "weighted %": "weigh- ted %",
+    "balanced %": "bal- anced %",
+    "helped unharmed hurt": "helped/ un- harmed/ hurt",
+}
 COLLABORATION_OUTCOMES = ("helped", "unharmed", "hurt")
 AUDIT_COLUMNS = ("AUC", "95 % interval", "TPR % at 1 %", "at 0.1 %", "member acc. %", "other acc. %")
 AUDIT_FRACTIONS = ("tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "member_accuracy", "non_member_accuracy")
 AUDIT_LEGEND = (
-    "AUC: probability that an attack ranks a training example above an unused one, 0.5 is guessing; 95 % bootstrap",
-    "interval; TPR: detected training examples at a false-positive rate of 1 % or 0.1 %; accuracy on both. messages:",
-    "the attacker reads the messages of the last round, or of all rounds; model: the attacker has the model. Means",
-    "over clients; both sides have the same classes. Another attack may find more.",
-    "written to privacy.json beside each summary.json",
+    "AUC: probability that an attack ranks a training example above an unused one, 0.5 is guessing; 95 % bootstrap "
+    "interval",
+    "TPR: detected training examples at a false-positive rate of 1 % or 0.1 %; accuracy on both kinds of examples",
+    "messages: the attacker reads the messages of the last round, or of all rounds; model: the attacker has the model",
+    "means over clients; training and unused examples have the same classes; another attack may find more",
+    "written to privacy.json next to each summary.json",
 )
 
 
@@ -44,8 +50,11 @@ def show_evaluations(results: Mapping[Path, dict[str, Any]], split: str, verbose
     console = stdout_console()
     is_narrow = console.width < MIN_WIDE_COLUMNS
     run_heading, labels = run_labels(list(results), is_narrow)
-    headings = [run_heading, *EVALUATION_COLUMNS, " ".join(COLLABORATION_OUTCOMES)]
-    table = numeric_table(*(heading.replace(" ", "\n") if is_narrow else heading for heading in headings))
+    headings = [*EVALUATION_COLUMNS, " ".join(COLLABORATION_OUTCOMES)]
+    if is_narrow:
+        headings = [NARROW_HEADINGS.get(heading, heading).replace(" ", "\n") for heading in headings]
+        labels = [label.replace("/", "/\n") for label in labels]
+    table = numeric_table(run_heading, *headings)
     for label, result in zip(labels, results.values(), strict=True):
         numbers = [percent_text(result[metric][average]) for metric, average in EVALUATION_COLUMNS.values()]
         comparison = result["collaboration"]
@@ -54,20 +63,19 @@ def show_evaluations(results: Mapping[Path, dict[str, Any]], split: str, verbose
     console.print(table)
     for path, result in results.items() if verbose else ():
         show_evaluation_details(path, result)
-    print_stdout(
-        f"per client on its {split} part; accuracy: mean over clients and over examples, std over clients, worst"
+    print_text(f"each client on its {split} data")
+    print_text(
+        "accuracy: mean over clients, weighted by examples, std over clients, worst client, worst tenth of clients"
     )
-    print_stdout(
-        "client, worst tenth of clients; macro F1, balanced accuracy, calibration error (ECE): means over clients"
-    )
+    print_text("macro F1, balanced accuracy, calibration error (ECE): means over clients")
     if any(result["collaboration"] for result in results.values()):
-        print_stdout(
+        print_text(
             "helped, unharmed, hurt: clients with more, as many, fewer correct predictions than their Local model"
         )
-    print_stdout("written to evaluation files beside each summary.json")
+    print_text("written to evaluation files next to each summary.json")
     for path, result in results.items():
         for caveat in (result["collaboration"] or {}).get("caveats", ()):
-            print_stdout(f"note: {caveat} ({path})")
+            print_text(f"note: {caveat} ({path})")
 
 
 def show_audits(audits: Mapping[Path, dict[str, Any]], verbose: bool) -> None:
@@ -85,7 +93,7 @@ def show_audits(audits: Mapping[Path, dict[str, Any]], verbose: bool) -> None:
                 table.add_row(f"  client {client['client']}", name, MISSING_CELL, *audit_cells(metrics))
     console.print(table)
     for line in AUDIT_LEGEND:
-        print_stdout(line)
+        print_text(line)
 
 
 def audit_cells(metrics: dict[str, Any]) -> list[str]:
@@ -97,7 +105,7 @@ def audit_cells(metrics: dict[str, Any]) -> list[str]:
 def run_labels(paths: Sequence[Path], is_narrow: bool) -> tuple[str, list[str]]:
     """Return the heading of the first column and the label of each run; on narrow terminals without common parent."""
     parent, labels = split_common_parent(paths) if is_narrow else ("", [str(path) for path in paths])
-    return (f"run in {parent}" if parent else "run"), labels
+    return (f"run in {parent}".replace("/", "/\n") if parent else "run"), labels
 
 
 def split_common_parent(paths: Sequence[Path]) -> tuple[str, list[str]]:
@@ -110,23 +118,23 @@ def split_common_parent(paths: Sequence[Path]) -> tuple[str, list[str]]:
 
 def show_evaluation_details(path: Path, result: dict[str, Any]) -> None:
     """Print the clients of a run, the comparison with Local and the confusion matrix."""
-    print_stdout(f"\n{path}")
+    print_text(f"\n{path}")
     stdout_console().print(client_results_table(result["per_client"]))
     comparison = result["collaboration"]
     if comparison:
         counts = ", ".join(f"{comparison[name]} {name}" for name in COLLABORATION_OUTCOMES)
         mean, gain, loss = (percent_text(comparison[name]) for name in ("mean_gain", "largest_gain", "largest_loss"))
         gains = f"mean gain {mean}, largest gain {gain}, largest loss {loss} points of accuracy"
-        print_stdout(f"compared with Local: {counts}; {gains}")
+        print_text(f"compared with Local: {counts}; {gains}")
     else:
-        print_stdout(f"compared with Local: {result['no_collaboration']}")
+        print_text(f"compared with Local: {result['no_collaboration']}")
     names, matrices = result["class_names"], [client["confusion"] for client in result["per_client"]]
     if None in matrices:
-        print_stdout(f"confusion matrices of {len(names)} classes for {len(matrices)} clients are too large to store")
+        print_text(f"confusion matrices of {len(names)} classes for {len(matrices)} clients are too large to store")
     elif len(names) > MAX_CONFUSION_CLASSES:
-        print_stdout(f"the confusion matrices of {len(names)} classes are only in the file")
+        print_text(f"the confusion matrices of {len(names)} classes are only in the file")
     else:
-        print_stdout("confusion matrix of all clients, true classes (rows) and predictions (columns):")
+        print_text("confusion matrix of all clients, true classes (rows) and predictions (columns):")
         stdout_console().print(confusion_table(names, matrices))
 
 

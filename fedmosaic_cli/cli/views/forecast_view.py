@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.cli.console import print_stdout, stdout_console
+from fedmosaic_cli.cli.console import print_text, stdout_console
 from fedmosaic_cli.cli.views.evaluation_view import MISSING_CELL, numeric_table
 from fedmosaic_cli.runner.forecast import FORECAST_GATE, load_forecast_model
 
@@ -18,7 +18,7 @@ NUM_NAMED_CLASSES = 3
 def show_forecast(forecast: RunForecast, has_title: bool) -> None:
     """Print one line per client and a summary of the run."""
     if has_title:
-        print_stdout(f"\n{forecast.path}")
+        print_text(f"\n{forecast.path}")
     interval = f"{100 * load_forecast_model().interval:.0f} % interval"
     headings = ["examples", "coverage %", "agreement", "reliability %", "own model %", "expected gain", interval]
     table = numeric_table("client", *headings, *(["test gain"] if forecast.is_checked else []))
@@ -28,7 +28,7 @@ def show_forecast(forecast: RunForecast, has_title: bool) -> None:
         table.add_row(*client_cells(client, forecast.is_checked))
     stdout_console().print(table)
     for line in summary_lines(forecast):
-        print_stdout(line)
+        print_text(line)
 
 
 def client_cells(client: ClientForecast, is_checked: bool) -> list[str]:
@@ -85,7 +85,7 @@ def show_forecast_quality() -> None:
     content = load_forecast_model()
     quality = content.quality["setting"]
     errors = f"{100 * quality.mean_error:.1f} points per client and {100 * quality.mean_mean_error:.1f} per run"
-    print_stdout(
+    print_text(
         f"gains are points of accuracy over Local; on {quality.settings} held-out settings of {content.study}, the "
         f"mean error is {errors}, the rank correlation {quality.rank_correlation:.2f} and "
         f"{quality.mean_rank_correlation:.2f}"

@@ -117,6 +117,9 @@ def duration_text(seconds: float) -> str:
 class SweepProgressView(AbstractContextManager["SweepProgressView"]):
     """Receives the progress of a sweep. This base class shows nothing."""
 
+    num_live_lines = 0
+    """Number of lines that are redrawn in place."""
+
     def __exit__(self, *exc_info: object) -> None:
         return None
 
@@ -201,6 +204,7 @@ class LiveSweepProgress(SweepProgressView):
         left = self._estimated_seconds
         failed = f"  {len(runner.failures)} failed" if runner.failures else ""
         failed += f"  {len(runner.crashes)} retried" if runner.crashes else ""
+        self.num_live_lines = 1 + len(lines)
         head = Table.grid(padding=(0, 1))
         head.add_row(
             Text(f"{self._schedule.study_name}: {int(num_done)} of {self._schedule.num_remaining} runs{failed}"),
