@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedmosaic_cli.errors import unknown_name_error
 from fedmosaic_cli.methods.registry import BASELINES, EXTENDED_METHODS
 from fedmosaic_cli.report.captions import privacy_notes, table_caption, table_notes
-from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, ORACLE_KEY
+from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, ENTROPY_KEY, FREQUENCY_KEY, LOCAL_KEY, ORACLE_KEY
 from fedmosaic_cli.report.comparison_table import (
     ACCURACY_DECIMALS,
     OVERVIEW_NAME,
@@ -43,7 +43,7 @@ QUICK_PRESET_NOTE = (
     "-quick, which the paper's numbers belong to: differences in level between the two say nothing."
 )
 
-FREQUENCY_KEY, ENTROPY_KEY, GATED_KEY = ("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", "")
+GATED_KEY: MethodKey = ("gated", "")
 OTHER_METHOD_KEYS: tuple[MethodKey, ...] = tuple((name, "") for name in BASELINES)
 COMPACT_METHODS = ("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local")
 

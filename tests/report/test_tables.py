@@ -87,7 +87,7 @@ def test_json_has_a_record_with_a_command_for_each_missing_cell(runs):
     gap = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedCT"))
     assert gap["mean"] is None
     assert gap["command"] == "fedmosaic baseline fedct --preset practical-cifar10 --seeds 0,1"
-    full = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedMosaic (frequency)"))
+    full = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedMosaic-W"))
     assert (full["mean"], full["seeds"], full["command"]) == (0.97, [0, 1], None)
 
 
@@ -283,7 +283,7 @@ def titles(runs, name=None):
 def test_runs_with_different_hyperparameters_have_separate_rows(runs):
     runs("s", "fedmosaic-entropy", 0, 0.9, hyperparameters={"trust": "paper", "warmup_rounds": 5})
     runs("s", "fedmosaic-entropy", 1, 0.7, hyperparameters={"trust": 0.1 + 0.2, "warmup_rounds": 5})
-    assert titles(runs) == ["FedMosaic (entropy, trust=0.3)", "FedMosaic (entropy, trust=paper)"]
+    assert titles(runs) == ["FedMosaic-U (trust=0.3)", "FedMosaic-U (trust=paper)"]
 
 
 def test_special_characters_in_titles_are_escaped_in_latex(runs):
@@ -291,14 +291,14 @@ def test_special_characters_in_titles_are_escaped_in_latex(runs):
         runs("s", "fedmosaic-entropy", bits, 0.9, hyperparameters={"expertise_bits": bits})
     latex = table_to_latex(table_of(runs))
     for bits in (4, 6):
-        assert f"FedMosaic (entropy, expertise\\_bits={bits})" in latex
+        assert f"FedMosaic-U (expertise\\_bits={bits})" in latex
 
 
 def test_hyperparameters_other_than_the_preset_are_shown_in_the_title(runs):
     runs("pathological-cifar10", "fedprox", 0, 0.9, hyperparameters={"mu": 0.01}, scheme="pathological")
     runs("practical-cifar10", "fedprox", 0, 0.7, hyperparameters={"mu": 5.0})
     runs("practical-cifar10", "fedmosaic-entropy", 0, 0.7, hyperparameters={"expertise": "entropy", "trust": "paper"})
-    assert titles(runs) == ["FedProx", "FedProx (mu=5)", "FedMosaic (entropy)"]
+    assert titles(runs) == ["FedProx", "FedProx (mu=5)", "FedMosaic-U"]
     table = table_of(runs, "label-skew", paper=True)
     assert [row.title for row in table.rows][3:6] == ["FedProx", "FedProx (mu=5)", "FedCT"]
     published = {row.title: [cell.published for cell in row.cells] for row in table.rows}
