@@ -21,6 +21,7 @@ from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import pandas as pd
 
@@ -55,13 +56,17 @@ class SelectedRows:
 
     Attributes:
         order: The rows of all groups of the report in their order, with display names; also rows without runs.
+        is_requested: Whether the rows were requested by name. Then they are shown without runs, too.
         runs_by_method: The runs of the group's rows, in this order.
         baselines: The runs of Local and Centralized, also if the report does not show them.
+        all_paths: The runs of the group, also if the report does not show them.
     """
 
     order: tuple[TitledMethodKey, ...]
+    is_requested: bool
     runs_by_method: Mapping[MethodKey, pd.DataFrame]
     baselines: Mapping[MethodKey, pd.DataFrame]
+    all_paths: frozenset[Path]
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,14 +180,19 @@ class ComparisonGroup:
         clients = self.manifests_by_digest.get(digest, {}).get("clients", [])
         return [str(client.get("domain") or "") for client in clients]
 
-    def runs_in_domain(self, domain: str) -> pd.DataFrame:
+    @property
+    def all_paths(self) -> frozenset[Path]:
+        """The directories of all runs, also of those that are not selected."""
+        return self.selected.all_paths if self.selected else frozenset(self.runs.path)
+
+    def runs_in_domain(self, runs: pd.DataFrame, domain: str) -> pd.DataFrame:
         """Return the runs with clients in a domain, with the mean accuracy over these clients."""
         means: dict[Any, float] = {}
-        for index, digest, accuracies in zip(self.runs.index, self.runs.digest, self.runs.per_client, strict=True):
+        for index, digest, accuracies in zip(runs.index, runs.digest, runs.per_client, strict=True):
             domains = self.client_domains(digest)
             if domain in domains and len(accuracies or ()) == len(domains):
                 means[index] = fmean(value for value, other in zip(accuracies, domains, strict=True) if other == domain)
-        return self.runs.loc[list(means)].assign(accuracy=list(means.values()))
+        return runs.loc[list(means)].assign(accuracy=list(means.values()))
 
 
 def comparison_groups(frame: pd.DataFrame) -> list[ComparisonGroup]:
@@ -309,9 +319,10 @@ def has_client_trust(key: MethodKey) -> bool:
     return key[0] in METHODS and issubclass(METHODS[key[0]], FedMosaic)
 
 
-def paper_sort_key(key: MethodKey) -> tuple[int, str]:
-    """Return a sort key: methods in the paper's order, variants of a method by name."""
-    return known_methods().index(key[0]), key[1]
+def paper_sort_key(key: MethodKey) -> tuple[int, str, str]:
+    """Return a sort key: methods in the paper's order, variants of a method by name, FedMosaic-W before -U."""
+    variant, rest = split_detail(key)
+    return known_methods().index(key[0]), "" if variant == FREQUENCY_KEY[1] else variant, rest
 
 
 def split_detail(key: MethodKey) -> tuple[str, str]:

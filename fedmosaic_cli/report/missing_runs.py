@@ -123,7 +123,7 @@ def group_destination(group: ComparisonGroup) -> RunDestination:
     """Return where to make more runs of a group."""
     noise = {key: options for key, runs in group.runs_by_method.items() if (options := noise_options(runs))}
     tags = {key: tag for key, runs in group.runs_by_method.items() if (tag := directory_tag(runs))}
-    return RunDestination(rerun_options(group), group_directory(group), frozenset(group.runs.path), noise, tags)
+    return RunDestination(rerun_options(group), group_directory(group), group.all_paths, noise, tags)
 
 
 def group_directory(group: ComparisonGroup) -> Path:

@@ -91,7 +91,10 @@ class ReportSelection:
         labels = [self._label(group) for group in chosen]
         require_unique(labels, "settings")
         require_unique([key.title for key in keys], "methods")
-        selected = [select_rows(replace(group, label=label), keys) for group, label in zip(chosen, labels, strict=True)]
+        selected = [
+            select_rows(replace(group, label=label), keys, bool(self.methods))
+            for group, label in zip(chosen, labels, strict=True)
+        ]
         selected = [group for group in selected if not group.runs.empty]
         if not selected:
             raise RequestError(f"no runs of these methods in these settings ({METHODS_OPTION}): choose others")
@@ -171,13 +174,13 @@ class ReportSelection:
         return method_title(key)
 
 
-def select_rows(group: ComparisonGroup, keys: tuple[TitledMethodKey, ...]) -> ComparisonGroup:
+def select_rows(group: ComparisonGroup, keys: tuple[TitledMethodKey, ...], is_requested: bool) -> ComparisonGroup:
     """Return the group with some of its rows, in the given order."""
     rows: dict[MethodKey, pd.DataFrame] = {
         key: group.runs_by_method[key] for key in keys if key in group.runs_by_method
     }
     indices = sorted(index for runs in rows.values() for index in runs.index)
-    selected = SelectedRows(keys, rows, group.baseline_runs)
+    selected = SelectedRows(keys, is_requested, rows, group.baseline_runs, group.all_paths)
     return replace(group, runs=group.runs.loc[indices], selected=selected)
 
 

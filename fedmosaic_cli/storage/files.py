@@ -46,8 +46,13 @@ def write_files_atomic(contents: Mapping[Path, bytes]) -> None:
 
 def write_stream_atomic(path: Path, stream: BinaryIO) -> None:
     """Write content that may exceed the memory to `path` in one step."""
+    write_blocks_atomic(path, iter(lambda: stream.read(BLOCK_BYTES), b""))
+
+
+def write_blocks_atomic(path: Path, blocks: Iterable[bytes]) -> None:
+    """Write blocks to `path` in one step while they are produced. If that fails, nothing is written."""
     with locked_temporaries([path]) as [(fd, temporary)]:
-        write_all(fd, iter(lambda: stream.read(BLOCK_BYTES), b""))
+        write_all(fd, blocks)
         syscalls.fsync(temporary)
         syscalls.rename(temporary, path)
     syscalls.fsync(path.parent)

@@ -130,7 +130,7 @@ def test_report_writes_figures_and_page(report, tmp_path):
     assert "written: results/page/index.html" in result.stderr
     text = (tmp_path / "results" / "page" / "index.html").read_text(encoding="utf-8")
     assert "quickstart" in text
-    assert "Against Local, client by client" in text
+    assert "Comparison with local training, client by client" in text
 
 
 def test_no_figures_writes_no_figures(report, tmp_path):

@@ -58,8 +58,8 @@ def test_each_run_has_a_row_with_its_gains_over_local(bench):
         ("FedMosaic-U, seed 1", *numbers, "-", "-"),
     )
     assert [head for head in table.header if "oracle" in head] == [
-        "right, weighted % (oracle)",
-        "right, majority % (oracle)",
+        "correct, weighted % (oracle)",
+        "correct, majority % (oracle)",
     ]
     assert "true labels, which a federation does not have" in table.note
 
@@ -105,8 +105,8 @@ def test_gate_decisions_are_listed_per_client(bench):
     assert first.rows[0][:3] == ("Gated co-training, seed 0", "0.25", "1 of 2")
     assert gates.title == "Decisions of the gate: quick"
     assert gates.rows == (
-        ("Gated co-training, seed 0, client 0", "2", "90.0", "0.4", "-0.0125", "0.5000", "off"),
-        ("Gated co-training, seed 0, client 1", "2", "-", "0", "-", "-", "on"),
+        ("Gated co-training, seed 0, client 0", "2", "90.0", "0.40", "-0.0125", "0.5000", "off"),
+        ("Gated co-training, seed 0, client 1", "2", "-", "0.00", "-", "-", "on"),
     )
     files = result_texts(bench)
     lines = list(csv.DictReader(io.StringIO(files["diagnosis-gates.csv"])))

@@ -96,16 +96,16 @@ def test_names_replace_titles_and_labels(groups):
         "Local",
         "FedAvg",
         "Ditto*",
+        "FedMosaic-W",
         "Ours-U (trust=0.3)",
         "Ours-U (trust=paper)",
-        "FedMosaic-W",
     ]
 
 
 def test_names_of_rows_and_columns_come_before_names_of_methods_and_settings(groups):
     names = {"FedMosaic-U (trust=0.3)": "fixed", "fedmosaic-entropy": "U", "b [rounds=50]": "long", "b": "B"}
     selected = ReportSelection(names=names).apply(groups)
-    assert titles(selected)[-3:] == ["fixed", "U (trust=paper)", "FedMosaic-W"]
+    assert titles(selected)[-3:] == ["FedMosaic-W", "fixed", "U (trust=paper)"]
     assert [group.label for group in selected] == ["a", "B [rounds=30]", "long"]
 
 

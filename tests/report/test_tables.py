@@ -318,21 +318,34 @@ def test_only_methods_with_the_most_seeds_can_be_best(runs):
 
 
 def test_only_shown_methods_can_be_best(runs):
-    for variant, value in {"local": 0.9, "ditto": 0.95, "fedavg": 0.92}.items():
+    for variant, value in {"local": 0.9, "ditto": 0.95, "fedavg": 0.92, "fedprox": 0.91}.items():
         runs("h", variant, 0, value, scheme="hybrid")
     assert {
         row.title for row in table_of(runs, "compact").rows if row.cells[0].measured and row.cells[0].measured.is_best
     } == {"FedAvg"}
 
 
+def best_rows(runs):
+    table = table_of(runs)
+    return [row.title for row in table.rows if row.cells[0].measured and row.cells[0].measured.is_best]
+
+
 def test_equal_printed_means_are_both_best(runs):
-    for variant, value in {"local": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
+    for variant, value in {"fedprox": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
         runs("s", variant, 0, value)
-    assert {row.title: row.cells[0].measured.is_best for row in table_of(runs).rows if row.cells[0].measured} == {
-        "Local training": True,
-        "FedAvg": True,
-        "FedCT": False,
-    }
+    assert best_rows(runs) == ["FedAvg", "FedProx"]
+
+
+def test_references_are_never_the_best_method(runs):
+    for variant, value in {"centralized": 0.99, "local": 0.98, "oracle": 0.97, "ditto": 0.6, "fedavg": 0.5}.items():
+        runs("s", variant, 0, value)
+    assert best_rows(runs) == ["Ditto"]
+
+
+def test_a_single_method_is_not_called_the_best(runs):
+    for variant, value in {"centralized": 0.5, "local": 0.4, "ditto": 0.6}.items():
+        runs("s", variant, 0, value)
+    assert best_rows(runs) == []
 
 
 def test_a_paper_table_without_runs_is_none_unless_published_results_are_requested(runs):
@@ -360,10 +373,10 @@ def test_a_note_names_seeds_without_known_domains(runs):
         folder = runs("f", "local", seed, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     (folder / "shards.json").unlink()
     table = table_of(runs, "feature-shift")
-    assert "f: runs with seed 1 kept no manifest that tells who is of which domain." in table.notes
+    assert "f: the runs of seed 1 have no valid manifest with domains." in table.notes
     [row] = [row for row in table.rows if row.title == "Local training"]
     assert [cell.measured.seeds for cell in row.cells] == [(0,), (0,)]
-    assert "**30.00 [1 of 2 seeds]**" in table_to_markdown(table)
+    assert "| 30.00 [1 of 2 seeds] |" in table_to_markdown(table)
     assert not any(" local " in command for command in table.commands), "the run exists"
 
 
@@ -405,7 +418,7 @@ def test_extended_rows_form_a_group_below_the_papers_rows(runs):
 
 
 def test_oracle_is_never_the_best_method(runs):
-    for variant, value in {"local": 0.5, "centralized": 0.4, "student": 0.6, "oracle": 0.7}.items():
+    for variant, value in {"local": 0.5, "student": 0.6, "fedavg": 0.4, "oracle": 0.7}.items():
         runs("mine", variant, 0, value)
     best = {row.method_key[0] for row in table_of(runs).rows if row.cells[0].measured and row.cells[0].measured.is_best}
     assert best == {"student"}
