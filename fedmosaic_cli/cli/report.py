@@ -17,11 +17,16 @@ from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, st
 from fedmosaic_cli.cli.data_dir_options import progress_callback
 from fedmosaic_cli.cli.report_options import (
     AverageOption,
+    MethodsOption,
     NamesOption,
+    OrderOption,
     PlainOption,
     PlusMinusOption,
     RankOption,
+    RowOrder,
+    SettingsOption,
     TransposeOption,
+    parse_report_selection,
     table_layout,
 )
 from fedmosaic_cli.errors import RequestError, ResourceError
@@ -34,7 +39,6 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
     from fedmosaic_cli.report.formats.table_grid import TableLayout
-    from fedmosaic_cli.report.selection import ReportSelection
     from fedmosaic_cli.report.statistics import MethodComparison, MethodRanking
 
 MAX_LISTED_LINES = 20
@@ -47,14 +51,6 @@ class TableName(StrEnum):
     hybrid = "hybrid"
     compact = "compact"
     all = "all"
-
-
-class RowOrder(StrEnum):
-    """The values of `report.selection.SelectionOrder`, which is not imported for `--help`."""
-
-    given = "given"
-    table = "table"
-    accuracy = "accuracy"
 
 
 class OutputFormat(StrEnum):
@@ -82,19 +78,10 @@ def report(
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Print tests over clients and ranks over settings instead of tables.")
     ] = False,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="Only these methods, variants or rows, in this order.", show_default="all with runs"
-        ),
-    ] = None,
-    settings: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these settings, in this order.", show_default="all")
-    ] = None,
-    order: Annotated[
-        RowOrder, typer.Option(help="Order as given, as in the table, or of methods by mean accuracy.")
-    ] = RowOrder.given,
+    methods: MethodsOption = None,
+    settings: SettingsOption = None,
     names: NamesOption = None,
+    order: OrderOption = RowOrder.given,
     average: AverageOption = False,
     rank: RankOption = False,
     transpose: TransposeOption = False,
@@ -103,7 +90,7 @@ def report(
     long: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
+            metavar="<file>",
             help="Also write one line per run, round, client and metric as CSV, e.g. for seaborn.",
             show_default=False,
         ),
@@ -173,20 +160,6 @@ def report(
             write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress, layout=layout)
         if html:
             write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress)
-
-
-def parse_report_selection(
-    methods: str | None, settings: str | None, names: Path | None, order: RowOrder
-) -> ReportSelection:
-    """Parse the options that select and name settings and methods."""
-    from fedmosaic_cli.report import selection
-
-    return selection.ReportSelection(
-        methods=() if methods is None else selection.parse_selection(methods, selection.METHODS_OPTION),
-        settings=() if settings is None else selection.parse_selection(settings, selection.SETTINGS_OPTION),
-        names={} if names is None else selection.read_display_names(names),
-        order=selection.SelectionOrder(order.value),
-    )
 
 
 def validate_long_path(path: Path) -> None:

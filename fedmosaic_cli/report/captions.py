@@ -44,7 +44,8 @@ def seeds_text(columns: Sequence[TableColumn]) -> str:
     groups = {column.group.label: column.group for column in columns if column.group}
     if not groups:
         return "; no runs yet"
-    common, _ = Counter(group.seeds for group in groups.values()).most_common(1)[0]
+    counts = Counter(group.seeds for group in groups.values())
+    common = max(counts, key=lambda seeds: (counts[seeds], len(seeds)))
     others = [f"{label}: {format_seeds(group.seeds)}" for label, group in groups.items() if group.seeds != common]
     most = max(len(group.seeds) for group in groups.values())
     seeds = format_seeds(common) + (f" ({'; '.join(others)})" if others else "")

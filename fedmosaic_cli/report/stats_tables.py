@@ -12,7 +12,7 @@ from fedmosaic_cli.report.formats.latex import (
     COLUMN_GAP_POINTS,
     escape_latex,
     float_environment,
-    heading_lines,
+    heading_width_points,
     latex_float,
     latex_heading,
     split_columns,
@@ -145,10 +145,11 @@ def text_tabular(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
 
 def text_column_widths_points(table: TextTable) -> list[float]:
     """Estimate the widths of the columns at \\footnotesize, with the gaps between them."""
-    texts = [
-        [*heading_lines(heading), *(row[number] for row in table.rows)] for number, heading in enumerate(table.header)
+    return [
+        max([heading_width_points(heading), *(text_width_points(row[number]) for row in table.rows)])
+        + COLUMN_GAP_POINTS
+        for number, heading in enumerate(table.header)
     ]
-    return [max(map(text_width_points, column)) + COLUMN_GAP_POINTS for column in texts]
 
 
 def latex_text_cell(text: str) -> str:

@@ -31,9 +31,10 @@ COLUMN_WIDTH_POINTS, TEXT_WIDTH_POINTS = 200.0, 395.0
 MAX_FLOAT_LINES, HEADER_LINES = 45, 5
 """The number of lines of a float with several tabulars below each other, and of the headings of each."""
 # Widths of characters in points at \footnotesize, of the widest of the common fonts.
-NARROW_CHARACTERS, NARROW_POINTS, CAPITAL_POINTS, AVERAGE_POINTS = "ijltfI.,:;()[]'|! ", 2.7, 6.3, 4.5
-SCRIPT_RATIO = 0.9
-"""The width of \\scriptsize relative to \\footnotesize."""
+NARROW_CHARACTERS, WIDE_CHARACTERS = "ijltfI.,:;()[]'|! ", "mw%+=<>@&"
+NARROW_POINTS, WIDE_POINTS, AVERAGE_POINTS = 2.7, 6.5, 4.5
+SCRIPT_RATIO, BOLD_RATIO = 0.9, 1.15
+"""The widths of \\scriptsize and of bold text relative to \\footnotesize."""
 COLUMN_GAP_POINTS = 6.0
 PDFLATEX_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 LATEX_ESCAPES = {
@@ -291,7 +292,7 @@ def column_widths_points(grid: TableGrid) -> list[float]:
     is_stacked = stacks_numbers(grid)
     widths = []
     for number, label in enumerate(grid.columns):
-        heading = max(map(text_width_points, heading_lines(label.text)))
+        heading = heading_width_points(label.text)
         cells = [cell_width_points(row[number], is_stacked) for row in grid.cells]
         widths.append(max([heading, *cells]) + COLUMN_GAP_POINTS)
     return widths
@@ -304,10 +305,19 @@ def cell_width_points(cell: GridCell, is_stacked: bool) -> float:
     return max(widths) if is_stacked else sum(widths)
 
 
+def heading_width_points(text: str) -> float:
+    """Estimate the width of a bold heading in several lines."""
+    return BOLD_RATIO * max(map(text_width_points, heading_lines(text)))
+
+
 def text_width_points(text: str) -> float:
     """Estimate the width of a text at \\footnotesize."""
     return sum(
-        NARROW_POINTS if letter in NARROW_CHARACTERS else CAPITAL_POINTS if letter.isupper() else AVERAGE_POINTS
+        NARROW_POINTS
+        if letter in NARROW_CHARACTERS
+        else WIDE_POINTS
+        if letter.isupper() or letter in WIDE_CHARACTERS
+        else AVERAGE_POINTS
         for letter in printable_text(text)
     )
 
