@@ -57,7 +57,7 @@ def test_the_notebook_runs_in_an_empty_directory(tmp_path, monkeypatch, own_regi
     assert len(result.rounds) == 15 * 10
     assert min(result.accuracy, local.accuracy, mixture.accuracy) > 0.8
     table = namespace["table"].set_index("method")
-    assert list(table.index) == ["Local training", "FedMosaic (entropy)", "Mixture (alpha=0.3)"]
+    assert list(table.index) == ["Local training", "FedMosaic-U", "Mixture (alpha=0.3)"]
     assert table.difference_points["Local training"] == 0
     assert table.difference_points["Mixture (alpha=0.3)"] == pytest.approx(
         100 * (mixture.accuracy - local.accuracy), abs=1e-9

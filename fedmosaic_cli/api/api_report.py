@@ -11,8 +11,8 @@ from fedmosaic_cli.config.rerun_args import default_runs_dir
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report import stats_tables
 from fedmosaic_cli.report.comparison import comparison_groups
-from fedmosaic_cli.report.formats.latex import standalone_latex, table_to_latex
-from fedmosaic_cli.report.formats.text_formats import table_to_markdown, tables_to_csv, tables_to_json
+from fedmosaic_cli.report.formats.latex import standalone_latex, tables_to_latex
+from fedmosaic_cli.report.formats.text_formats import tables_to_csv, tables_to_json, tables_to_markdown
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES, select_tables
 from fedmosaic_cli.report.statistics import compare_methods_with_local, rank_methods
 
@@ -63,10 +63,10 @@ class AccuracyReport(Report):
     tables: tuple[ComparisonTable, ...]
 
     def to_markdown(self) -> str:
-        return "\n".join(map(table_to_markdown, self.tables))
+        return tables_to_markdown(self.tables)
 
     def to_latex(self) -> str:
-        return standalone_latex(list(map(table_to_latex, self.tables)))
+        return standalone_latex(tables_to_latex(self.tables))
 
     def to_csv(self) -> str:
         return tables_to_csv(self.tables)

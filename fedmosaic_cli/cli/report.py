@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,20 @@ from fedmosaic_cli.cli.app import printable_line
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption, QuietOption
 from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
 from fedmosaic_cli.cli.data_dir_options import progress_callback
+from fedmosaic_cli.cli.report_options import (
+    AverageOption,
+    MethodsOption,
+    NamesOption,
+    OrderOption,
+    PlainOption,
+    PlusMinusOption,
+    RankOption,
+    RowOrder,
+    SettingsOption,
+    TransposeOption,
+    parse_report_selection,
+    table_layout,
+)
 from fedmosaic_cli.errors import RequestError, ResourceError
 
 if TYPE_CHECKING:
@@ -23,6 +38,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.collect import SkippedRun
     from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
+    from fedmosaic_cli.report.formats.table_grid import TableLayout
     from fedmosaic_cli.report.statistics import MethodComparison, MethodRanking
 
 MAX_LISTED_LINES = 20
@@ -62,6 +78,23 @@ def report(
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Print tests over clients and ranks over settings instead of tables.")
     ] = False,
+    methods: MethodsOption = None,
+    settings: SettingsOption = None,
+    names: NamesOption = None,
+    order: OrderOption = RowOrder.given,
+    average: AverageOption = False,
+    rank: RankOption = False,
+    transpose: TransposeOption = False,
+    plain: PlainOption = False,
+    plus_minus: PlusMinusOption = False,
+    long: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="<file>",
+            help="Also write one line per run, round, client and metric as CSV, e.g. for seaborn.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--out", help="Also write all tables, statistics and figures here.", show_default=False),
@@ -76,14 +109,18 @@ def report(
 ) -> None:
     """Compare methods across settings: mean (std) over seeds, in the colours of the paper.
 
-    Baselines are blue. A method is green if it is better than both baselines,
-    orange if worse than local training, red if worse than both.
+    The best method of each setting is bold. The baselines, Centralized and Local
+    training, are blue. A method is green if it is better than both, orange if
+    worse than local training, red if worse than both.
 
     \b
     [bold]Examples[/bold]
     fedmosaic report
     fedmosaic report --table hybrid --paper
-    fedmosaic report --latex > table.tex && pdflatex table.tex
+    fedmosaic report --methods local,fedavg,ditto,fedmosaic --settings quickstart
+    fedmosaic report --names names.yaml --average --rank --pm
+    fedmosaic report --latex --plain > table.tex && pdflatex table.tex
+    fedmosaic report --long results.csv
     fedmosaic report --statistics
     fedmosaic report runs --out results --html results/index.html
     """
@@ -92,6 +129,12 @@ def report(
         option = "--table" if table else "--paper"
         raise RequestError(f"statistics are printed instead of tables (--statistics): omit {option}")
     validate_output_paths(output, html)
+    layout = table_layout(average, rank, transpose, plain, plus_minus)
+    if statistics and (average or rank or transpose or plus_minus):
+        raise RequestError("--average, --rank, --transpose and --pm lay out tables of accuracies: omit --statistics")
+    selection = parse_report_selection(methods, settings, names, order)
+    if long:
+        validate_long_path(long)
 
     from fedmosaic_cli.report.collect import collect_runs
     from fedmosaic_cli.report.comparison import comparison_groups
@@ -105,16 +148,34 @@ def report(
         first = f"the first of {len(skipped)} skipped, {skipped[0].path}: {skipped[0].reason}"
         raise RequestError(f"no finished runs ({runs_dir}): repeat their commands to finish or repair them; {first}")
     print_skipped_runs(skipped)
-    groups = comparison_groups(frame)
+    groups = selection.apply(comparison_groups(frame))
     if statistics:
-        show_statistics(groups, output_format)
+        show_statistics(groups, output_format, plain)
     else:
-        show_tables(build_tables(table, groups, paper, runs_dir), output_format)
+        show_tables(build_tables(table, groups, paper, runs_dir), output_format, layout)
     with progress_callback(quiet) as on_progress:
+        if long:
+            write_long_csv(long, groups, on_progress)
         if output:
-            write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress)
+            write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress, layout=layout)
         if html:
             write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress)
+
+
+def validate_long_path(path: Path) -> None:
+    """Refuse a path that cannot be written as a file, or that is inside a run."""
+    validate_output_dir(path.parent, "--long")
+    if path.is_dir():
+        raise RequestError(f"this is a directory ({path}): name a file, e.g. --long {path / 'results.csv'}")
+
+
+def write_long_csv(path: Path, groups: Sequence[ComparisonGroup], on_progress: ProgressCallback) -> None:
+    """Write one line per run, round, client and metric."""
+    from fedmosaic_cli.report.long_format import write_long_format
+
+    skipped = write_long_format(path, groups, on_progress)
+    print_limited([f"left out of {path}: {run.path}: {run.reason}" for run in skipped], "--html lists all runs")
+    print_stderr(f"written: {path}")
 
 
 def print_skipped_runs(skipped: Sequence[SkippedRun]) -> None:
@@ -191,29 +252,42 @@ def build_tables(
     return tables
 
 
-def show_tables(tables: Sequence[ComparisonTable], output_format: OutputFormat) -> None:
+def show_tables(
+    tables: Sequence[ComparisonTable], output_format: OutputFormat, layout: TableLayout | None = None
+) -> None:
     from fedmosaic_cli.report.formats import text_formats
-    from fedmosaic_cli.report.formats.latex import standalone_latex, table_to_latex
+    from fedmosaic_cli.report.formats.latex import standalone_latex, tables_to_latex
+    from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT
+
+    layout = layout or DEFAULT_LAYOUT
 
     if output_format is OutputFormat.json:
         print_json(text_formats.tables_to_json(tables))
     elif output_format is OutputFormat.csv:
         print_stdout(text_formats.tables_to_csv(tables))
     elif output_format is OutputFormat.latex:
-        print_stdout(standalone_latex(list(map(table_to_latex, tables))))
+        print_stdout(standalone_latex(tables_to_latex(tables, layout)))
     elif output_format is OutputFormat.markdown:
-        print_stdout("\n".join(map(text_formats.table_to_markdown, tables)))
+        print_stdout(text_formats.tables_to_markdown(tables, layout))
     else:
+        seen_notes: set[str] = set()
         for table in tables:
-            stdout_console().print(text_formats.table_to_terminal(table, stdout_console().width))
+            console = stdout_console()
+            console.print(text_formats.table_to_terminal(table, console.width, layout, seen_notes))
+            if table.commands and not layout.plain:
+                print_stdout(text_formats.missing_results_text(table))
+                for command in table.commands:  # not wrapped, so that they can be copied
+                    print_stdout(command)
 
 
-def show_statistics(groups: Sequence[ComparisonGroup], output_format: OutputFormat) -> None:
+def show_statistics(groups: Sequence[ComparisonGroup], output_format: OutputFormat, plain: bool = False) -> None:
     from fedmosaic_cli.report import stats_tables
     from fedmosaic_cli.report.formats.latex import standalone_latex
 
     comparisons, ranking = compare_methods(groups)
     tables = stats_tables.build_statistics_tables(comparisons, ranking)
+    if plain:
+        tables = [replace(table, note="") for table in tables]
     if not tables:
         example = "fedmosaic baseline local --preset quickstart"
         raise RequestError(f"no runs of Local to compare with (--statistics): run it, e.g. '{example}'")
@@ -243,13 +317,15 @@ def write_result_files(
     figures: bool,
     on_progress: ProgressCallback,
     figure_kinds: Collection[str] | None = None,
+    layout: TableLayout | None = None,
 ) -> None:
     """Write tables, statistics and figures (of the given kinds, default all) to a directory."""
+    from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT
     from fedmosaic_cli.report.output_files import FIGURES_DIR, figure_files, result_files
     from fedmosaic_cli.storage.files import make_directories, write_files_atomic
 
     comparisons, ranking = compare_methods(groups)
-    files = result_files(groups, tables, comparisons, ranking)
+    files = result_files(groups, tables, comparisons, ranking, layout or DEFAULT_LAYOUT)
     if figures:
         drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds)
         files |= drawn

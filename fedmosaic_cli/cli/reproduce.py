@@ -29,6 +29,14 @@ from fedmosaic_cli.cli.data_dir_options import data_dirs_with_progress
 from fedmosaic_cli.cli.help import choices
 from fedmosaic_cli.cli.interrupt import catch_stop_signals
 from fedmosaic_cli.cli.report import validate_output_paths
+from fedmosaic_cli.cli.report_options import (
+    AverageOption,
+    PlainOption,
+    PlusMinusOption,
+    RankOption,
+    TransposeOption,
+    table_layout,
+)
 from fedmosaic_cli.cli.reproduce_engines import (
     JobCpusOption,
     JobGpusOption,
@@ -134,6 +142,11 @@ def reproduce(
         ),
     ] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+    average: AverageOption = False,
+    rank: RankOption = False,
+    transpose: TransposeOption = False,
+    plain: PlainOption = False,
+    plus_minus: PlusMinusOption = False,
     data_dir: DataDirOption = None,
     runs_dir: RunsDirOption = Path("runs"),
     device: DeviceOption = DeviceChoice.auto,
@@ -187,8 +200,9 @@ def reproduce(
         print_json(sweep_to_json(schedule)) if as_json else show_sweep_schedule(schedule, is_dry_run=True)
         return
     schedule, runner = run_sweep(schedule, execution, quiet or as_json)
-    table = write_study_report(schedule, output_dir, figures, quiet or as_json)
-    show_sweep_result(schedule, runner, table, output_dir, as_json)
+    layout = table_layout(average, rank, transpose, plain, plus_minus)
+    table = write_study_report(schedule, output_dir, figures, quiet or as_json, layout)
+    show_sweep_result(schedule, runner, table, output_dir, as_json, layout)
     report_failures(schedule, runner)
 
 

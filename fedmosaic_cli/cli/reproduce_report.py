@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.cli.views.reproduce_view import SweepSchedule
     from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
+    from fedmosaic_cli.report.formats.table_grid import TableLayout
     from fedmosaic_cli.sweeps.jobs import JobRunner
 
 
@@ -44,7 +45,9 @@ def print_shell_commands(schedule: SweepSchedule) -> None:
     print_stderr(f"{num_left} of {len(schedule.plan.runs)} runs remain: execute the commands in this directory")
 
 
-def write_study_report(schedule: SweepSchedule, output_dir: Path, figures: bool, quiet: bool) -> ComparisonTable | None:
+def write_study_report(
+    schedule: SweepSchedule, output_dir: Path, figures: bool, quiet: bool, layout: TableLayout
+) -> ComparisonTable | None:
     """Write table, statistics, figures and page of the finished runs. Return None if no run is finished."""
     from fedmosaic_cli.report.collect import collect_run_directories
     from fedmosaic_cli.report.comparison import comparison_groups
@@ -57,13 +60,24 @@ def write_study_report(schedule: SweepSchedule, output_dir: Path, figures: bool,
         if frame.empty:
             print_stderr("no run is finished: there is nothing to report yet")
             return None
-        groups = [
-            replace(group, shown_hyperparameters=study.shown_hyperparameters) for group in comparison_groups(frame)
-        ]
+        groups = requested_groups(
+            schedule,
+            [replace(group, shown_hyperparameters=study.shown_hyperparameters) for group in comparison_groups(frame)],
+        )
         table = study_table(schedule, groups)
-        write_result_files(output_dir, groups, [table], figures, on_progress, study.figures)
+        write_result_files(output_dir, groups, [table], figures, on_progress, study.figures, layout)
         write_html_page(output_dir / "index.html", groups, [table], skipped, on_progress)
     return table
+
+
+def requested_groups(schedule: SweepSchedule, groups: Sequence[ComparisonGroup]) -> list[ComparisonGroup]:
+    """Return the groups with the methods that were requested with `--methods`, so that tables have no other rows."""
+    from fedmosaic_cli.report.selection import ReportSelection, SelectionOrder
+
+    if not schedule.plan.options.methods:
+        return list(groups)
+    methods = tuple(dict.fromkeys(run.row.method for run in schedule.plan.runs))
+    return ReportSelection(methods=methods, order=SelectionOrder.table).apply(groups)
 
 
 def study_table(schedule: SweepSchedule, groups: Sequence[ComparisonGroup]) -> ComparisonTable:
@@ -82,12 +96,17 @@ def study_table(schedule: SweepSchedule, groups: Sequence[ComparisonGroup]) -> C
         table = overview_table(groups, with_published=True, baselines=tuple(baselines))
     notes = [f"Left out: {line}." for line in schedule.plan.skipped_reasons]
     if schedule.plan.options.overrides:
-        notes.append(f"Not the study's own settings: {', '.join(schedule.plan.options.overrides)}.")
+        notes.append(f"Settings that differ from the study: {', '.join(schedule.plan.options.overrides)}.")
     return replace(table, name=OVERVIEW_NAME, notes=(*table.notes, *notes))
 
 
 def show_sweep_result(
-    schedule: SweepSchedule, runner: JobRunner, table: ComparisonTable | None, output_dir: Path, as_json: bool
+    schedule: SweepSchedule,
+    runner: JobRunner,
+    table: ComparisonTable | None,
+    output_dir: Path,
+    as_json: bool,
+    layout: TableLayout,
 ) -> None:
     """Print the result of a sweep to stdout."""
     if as_json:
@@ -97,7 +116,7 @@ def show_sweep_result(
         ]
         print_json({**sweep_to_json(schedule), "failures": failures, "out": str(output_dir) if table else None})
     elif table is not None:
-        show_tables([table], choose_output_format(latex=False, markdown=False, as_csv=False, as_json=False))
+        show_tables([table], choose_output_format(latex=False, markdown=False, as_csv=False, as_json=False), layout)
 
 
 def sweep_to_json(schedule: SweepSchedule) -> dict[str, Any]:

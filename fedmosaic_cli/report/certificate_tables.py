@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.labels.certificates import Certificate, ExchangeDiagnosis, mean_accuracy_gain
-from fedmosaic_cli.report.comparison import LOCAL_KEY, method_title
+from fedmosaic_cli.report.comparison import LOCAL_KEY, file_name_part, method_title
 from fedmosaic_cli.report.diagnosis_tables import client_table, format_optional
 from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, records_to_csv
 from fedmosaic_cli.report.statistics import client_gains
@@ -55,7 +55,7 @@ class CertifiedRun:
 @cache  # used by the result files and by the page
 def certified_runs(group: ComparisonGroup) -> tuple[CertifiedRun, ...]:
     """Return the runs of a group whose summary has certificates."""
-    local_runs = group.runs_by_method.get(LOCAL_KEY)
+    local_runs = group.baseline_runs.get(LOCAL_KEY)
     found = []
     for key, runs in group.runs_by_method.items():
         for index in runs.index[runs.certificates.notna()]:
@@ -77,13 +77,20 @@ def build_certificate_tables(groups: Iterable[ComparisonGroup]) -> list[TextTabl
     """Return one table of exchanges per group, then one table of certificates per group."""
     runs_by_group = {group.label: runs for group in groups if (runs := certified_runs(group))}
     exchanges = [
-        TextTable(f"One exchange: {label}", EXCHANGE_HEADER, tuple(map(exchange_row, runs)), EXCHANGE_NOTE)
+        TextTable(
+            f"One exchange: {label}",
+            EXCHANGE_HEADER,
+            tuple(map(exchange_row, runs)),
+            EXCHANGE_NOTE,
+            name=f"exchange-{file_name_part(label)}",
+        )
         for label, runs in runs_by_group.items()
     ]
     certificates = []
     for label, runs in runs_by_group.items():
         rows = [certificate_row(run, certificate) for run in runs for certificate in run.certificates]
-        certificates.append(client_table(f"Certificates: {label}", CERTIFICATE_HEADER, rows, CERTIFICATE_NOTE))
+        name = f"certificates-{file_name_part(label)}"
+        certificates.append(client_table(f"Certificates: {label}", CERTIFICATE_HEADER, rows, CERTIFICATE_NOTE, name))
     return [*exchanges, *certificates]
 
 

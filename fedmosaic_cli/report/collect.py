@@ -31,10 +31,10 @@ RUN_COLUMNS = [
 ]
 # Facts that limit how far a run can be compared with others.
 CAVEAT_DESCRIPTIONS = {
-    "†": "with a run that went on under other conditions than it began (--allow-nonidentical)",
-    "‡": "with a run in which clients that diverged were left out of rounds (--on-nan skip)",
-    "§": "with a run in which rounds had too few valid messages and kept the consensus of before (defence.min_clients)",
-    "¶": "with a run in which sites were lost in some rounds, and went on without them",
+    "†": "includes a run that was resumed under other conditions (--allow-nonidentical)",
+    "‡": "includes a run that excluded diverged clients from rounds (--on-nan skip)",
+    "§": "includes a run that kept the previous consensus in rounds with too few valid messages (defence.min_clients)",
+    "¶": "includes a run that lost sites in some rounds and continued without them",
 }
 CAVEAT_SUMMARY_KEYS = {"†": "nonidentical", "‡": "left_out", "§": "degraded", "¶": "lost"}
 # Subdirectories of a run that contain many files and no runs.

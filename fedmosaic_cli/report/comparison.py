@@ -20,7 +20,8 @@ from fedmosaic_cli.report.noise_notes import noise_label_parts
 from fedmosaic_cli.storage.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import pandas as pd
 
@@ -32,24 +33,66 @@ MethodKey = tuple[str, str]
 LOCAL_KEY: MethodKey = ("local", "")
 CENTRALIZED_KEY: MethodKey = ("centralized", "")
 ORACLE_KEY: MethodKey = ("oracle", "")
+FREQUENCY_KEY: MethodKey = ("fedmosaic", "frequency")
+ENTROPY_KEY: MethodKey = ("fedmosaic", "entropy")
+PAPER_TITLES = {FREQUENCY_KEY: "FedMosaic-W", ENTROPY_KEY: "FedMosaic-U"}
+"""The paper's names of variants: W weighs votes by class frequency, U by the entropy of predictions (uncertainty)."""
+
+
+class TitledMethodKey(tuple[str, str]):
+    """A method key with a display name, which `method_title` returns. It equals the plain key in dictionaries."""
+
+    title: str
+
+    def __new__(cls, key: MethodKey, title: str) -> TitledMethodKey:
+        titled = super().__new__(cls, key)
+        titled.title = title
+        return titled
+
+
+@dataclass(frozen=True)
+class SelectedRows:
+    """The rows of a group that a report shows; see `report.selection`.
+
+    Attributes:
+        order: The rows of all groups of the report in their order, with display names; also rows without runs.
+        is_requested: Whether the rows were requested by name. Then they are shown without runs, too.
+        runs_by_method: The runs of the group's rows, in this order.
+        baselines: The runs of Local and Centralized, also if the report does not show them.
+        all_paths: The runs of the group, also if the report does not show them.
+    """
+
+    order: tuple[TitledMethodKey, ...]
+    is_requested: bool
+    runs_by_method: Mapping[MethodKey, pd.DataFrame]
+    baselines: Mapping[MethodKey, pd.DataFrame]
+    all_paths: frozenset[Path]
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonGroup:
     """The runs of one preset (or partition) and one protocol: rows of the DataFrame of `collect_runs`.
 
-    `label` is unique. `shown_hyperparameters` of FedMosaic are shown even if they have the preset's value.
+    `label` is the unique display name. `suffix` tells groups of one name apart. `shown_hyperparameters` of FedMosaic
+    are shown even if they have the preset's value. `selected` limits the rows; `runs` then contains no others.
     """
 
     name: str
     label: str
     runs: pd.DataFrame
     shown_hyperparameters: tuple[str, ...] = ()
+    suffix: str = ""
+    selected: SelectedRows | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The name and the suffix: the label if no display name is chosen."""
+        return self.name + self.suffix
 
     @property
     def slug(self) -> str:
         """The label as part of a file name."""
-        return re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-.") or "setting"
+        return file_name_part(self.label)
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
@@ -87,7 +130,9 @@ class ComparisonGroup:
 
     @cached_property
     def runs_by_method(self) -> dict[MethodKey, pd.DataFrame]:
-        """The runs of each method sorted by seed, in the order of the paper's rows."""
+        """The runs of each row sorted by seed: in the selected order, or in that of the paper's rows."""
+        if self.selected:
+            return dict(self.selected.runs_by_method)
         by_key: dict[MethodKey, pd.DataFrame] = {}
         for (method, variant), variant_runs in self.runs.groupby(["method", "variant"]):
             suffix = str(variant).removeprefix(str(method)).lstrip("-")
@@ -105,6 +150,13 @@ class ComparisonGroup:
                     detail += f", noise {runs.noise.iloc[0]}"
                 by_key[str(method), detail] = runs.sort_values("seed")
         return {key: by_key[key] for key in sorted(by_key, key=paper_sort_key)}
+
+    @property
+    def baseline_runs(self) -> dict[MethodKey, pd.DataFrame]:
+        """The runs of Local and Centralized, also if they are not selected."""
+        if self.selected:
+            return dict(self.selected.baselines)
+        return {key: runs for key, runs in self.runs_by_method.items() if key in (LOCAL_KEY, CENTRALIZED_KEY)}
 
     @cached_property
     def manifests_by_digest(self) -> dict[str, dict[str, Any]]:
@@ -128,14 +180,19 @@ class ComparisonGroup:
         clients = self.manifests_by_digest.get(digest, {}).get("clients", [])
         return [str(client.get("domain") or "") for client in clients]
 
-    def runs_in_domain(self, domain: str) -> pd.DataFrame:
+    @property
+    def all_paths(self) -> frozenset[Path]:
+        """The directories of all runs, also of those that are not selected."""
+        return self.selected.all_paths if self.selected else frozenset(self.runs.path)
+
+    def runs_in_domain(self, runs: pd.DataFrame, domain: str) -> pd.DataFrame:
         """Return the runs with clients in a domain, with the mean accuracy over these clients."""
         means: dict[Any, float] = {}
-        for index, digest, accuracies in zip(self.runs.index, self.runs.digest, self.runs.per_client, strict=True):
+        for index, digest, accuracies in zip(runs.index, runs.digest, runs.per_client, strict=True):
             domains = self.client_domains(digest)
             if domain in domains and len(accuracies or ()) == len(domains):
                 means[index] = fmean(value for value, other in zip(accuracies, domains, strict=True) if other == domain)
-        return self.runs.loc[list(means)].assign(accuracy=list(means.values()))
+        return runs.loc[list(means)].assign(accuracy=list(means.values()))
 
 
 def comparison_groups(frame: pd.DataFrame) -> list[ComparisonGroup]:
@@ -148,15 +205,23 @@ def comparison_groups(frame: pd.DataFrame) -> list[ComparisonGroup]:
         for protocol, same in by_protocol.items():
             values = ", ".join(short_assignments(conditions[protocol], differing))
             suffix = values if len(differing) <= MAX_LABEL_DIFFERENCES else protocol
-            groups.append(ComparisonGroup(str(name), f"{name} [{suffix}]" if differing else str(name), same))
+            suffix = f" [{suffix}]" if differing else ""
+            groups.append(ComparisonGroup(str(name), f"{name}{suffix}", same, suffix=suffix))
     groups.sort(key=lambda group: natural_sort_key(group.label))
     labels = [group.label for group in groups]
     return [
-        group
-        if labels.count(group.label) == 1
-        else replace(group, label=f"{group.name} [{group.runs.protocol.iloc[0]}]")
+        group if labels.count(group.label) == 1 else with_suffix(group, f" [{group.runs.protocol.iloc[0]}]")
         for group in groups
     ]
+
+
+def with_suffix(group: ComparisonGroup, suffix: str) -> ComparisonGroup:
+    return replace(group, label=group.name + suffix, suffix=suffix)
+
+
+def file_name_part(label: str) -> str:
+    """Return the label of a group as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.") or "setting"
 
 
 def hyperparameter_labels(
@@ -220,7 +285,10 @@ def group_difference_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
     """Return one sentence per name that several groups share: the conditions that differ."""
     sentences = []
     for name, same_name in groups_by_name(groups).items():
-        conditions = {group.label.removeprefix(name).strip(): flatten_keys(group.conditions) for group in same_name}
+        conditions = {
+            group.suffix.strip() if group.label == group.full_name else group.label: flatten_keys(group.conditions)
+            for group in same_name
+        }
         differences = [
             f"{key} is {', '.join(f'{values.get(key)} in {label}' for label, values in conditions.items())}"
             for key in differing_keys(list(conditions.values()))
@@ -251,13 +319,29 @@ def has_client_trust(key: MethodKey) -> bool:
     return key[0] in METHODS and issubclass(METHODS[key[0]], FedMosaic)
 
 
-def paper_sort_key(key: MethodKey) -> tuple[int, str]:
-    """Return a sort key: methods in the paper's order, variants of a method by name."""
-    return known_methods().index(key[0]), key[1]
+def paper_sort_key(key: MethodKey) -> tuple[int, str, str]:
+    """Return a sort key: methods in the paper's order, variants of a method by name, FedMosaic-W before -U."""
+    variant, rest = split_detail(key)
+    return known_methods().index(key[0]), "" if variant == FREQUENCY_KEY[1] else variant, rest
+
+
+def split_detail(key: MethodKey) -> tuple[str, str]:
+    """Return the variant of a row, such as the expertise of FedMosaic, and the other details."""
+    method, detail = key
+    if method != FREQUENCY_KEY[0]:
+        return "", detail
+    variant, _, rest = detail.partition(", ")
+    return variant, rest
 
 
 def method_title(key: MethodKey) -> str:
-    """Return the method's name in the paper's spelling and the detail of the row."""
+    """Return the display name of the row, by default the method's name in the paper's spelling and the row's detail."""
+    if isinstance(key, TitledMethodKey):
+        return key.title
     method, detail = key
-    title = method_info(method).title
+    variant, rest = split_detail(key)
+    if (method, variant) in PAPER_TITLES:
+        title, detail = PAPER_TITLES[method, variant], rest
+    else:
+        title = method_info(method).title
     return f"{title} ({detail})" if detail else title

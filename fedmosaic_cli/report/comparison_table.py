@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 OVERVIEW_NAME = "table"
 """The name of the table with all groups."""
 EXTENDED_FAMILY = "not in the paper"
+REFERENCE_KEYS = (CENTRALIZED_KEY, LOCAL_KEY, ORACLE_KEY)
+"""Rows that methods are compared with. They are never the best method."""
+MIN_CANDIDATES = 2
+"""The number of methods from which on one of them is called the best."""
 ACCURACY_DECIMALS = 9
 """Accuracies that differ only in later digits differ by rounding."""
 
@@ -51,6 +55,8 @@ class MethodResult:
     relation: BaselineRelation
     is_best: bool
     caveat_symbols: str = ""
+    gain: float | None = None
+    """The mean difference to Local on the seeds that both have, as a fraction."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +86,18 @@ class TableColumn:
     heading: str = ""
     domain: str = ""
 
-    def select_runs(self) -> Mapping[MethodKey, pd.DataFrame]:
-        """Return the runs of each method with the accuracy of this column."""
-        if self.group is None:
-            return {}
-        if not self.domain:
-            return self.group.runs_by_method
-        in_domain = self.group.runs_in_domain(self.domain)
-        selected = {
-            key: in_domain.loc[in_domain.index.intersection(runs.index)].sort_values("seed")
-            for key, runs in self.group.runs_by_method.items()
-        }
+    def select_runs(self) -> dict[MethodKey, pd.DataFrame]:
+        """Return the runs of each row with the accuracy of this column."""
+        return self._with_accuracy(self.group.runs_by_method) if self.group else {}
+
+    def select_baseline_runs(self) -> dict[MethodKey, pd.DataFrame]:
+        """Return the runs of Local and Centralized with the accuracy of this column, also if they are not shown."""
+        return self._with_accuracy(self.group.baseline_runs) if self.group else {}
+
+    def _with_accuracy(self, runs_by_method: Mapping[MethodKey, pd.DataFrame]) -> dict[MethodKey, pd.DataFrame]:
+        if self.group is None or not self.domain:
+            return dict(runs_by_method)
+        selected = {key: self.group.runs_in_domain(runs, self.domain) for key, runs in runs_by_method.items()}
         return {key: runs for key, runs in selected.items() if len(runs)}
 
 
@@ -103,10 +110,22 @@ class TableRow:
     family: str
     cells: tuple[TableCell, ...]
 
+    @property
+    def is_reference(self) -> bool:
+        """Whether methods are compared with this row, so that it is not one of them."""
+        return self.method_key in REFERENCE_KEYS
+
+    @property
+    def has_results(self) -> bool:
+        return any(cell.measured or cell.published for cell in self.cells)
+
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """A table. `name` is the stem of its files, `notes` describe the protocol, `commands` make missing runs."""
+    """A table. `name` is the stem of its files, `notes` describe the protocol, `commands` make missing runs.
+
+    `summary` says in one sentence which method is best. `missing_rows` are baselines without runs, which are not shown.
+    """
 
     name: str
     columns: tuple[TableColumn, ...]
@@ -117,6 +136,10 @@ class ComparisonTable:
     has_published: bool = False
     privacy_notes: tuple[tuple[str, ...], ...] = ()
     """The lines of the privacy note of each row with noise."""
+    summary: str = ""
+    missing_rows: tuple[TableRow, ...] = ()
+    num_missing: int = 0
+    """The number of results that `commands` make."""
 
     def baseline_relations(self) -> list[BaselineRelation]:
         """Return the relations that occur, in the order of their definition."""
@@ -135,11 +158,13 @@ def build_rows(
     with_published: bool,
     extra_methods: Collection[str] | None = None,
     extended_keys: Sequence[MethodKey] = (),
+    order: Sequence[MethodKey] | None = None,
 ) -> tuple[TableRow, ...]:
     """Build one row for each of `method_keys` in this order, and one for each other row with runs.
 
     Rows of the same method are adjacent. `extra_methods` limits which methods get further rows; None allows all. Rows
-    of `extended_keys` come last and do not change which of the others is the best.
+    of `extended_keys` come last and do not change which of the others is the best. `order` is the order of the rows
+    instead; rows that are not in it are left out.
     """
     runs = [column.select_runs() for column in columns]
     extra = {key for by_method in runs for key in by_method if extra_methods is None or key[0] in extra_methods}
@@ -149,7 +174,13 @@ def build_rows(
         {*listed, *extra},
         key=lambda key: (methods.index(key[0]), (*listed, key).index(key), paper_sort_key(key)),
     )
-    results = [method_results(by_method, [key for key in keys if key not in extended_keys]) for by_method in runs]
+    if order is not None:
+        keys = [key for key in order if key in keys]
+    candidates = [key for key in keys if key not in extended_keys]
+    results = [
+        method_results(by_method, candidates, column.select_baseline_runs())
+        for column, by_method in zip(columns, runs, strict=True)
+    ]
     rows = []
     for key in keys:
         cells = tuple(
@@ -164,19 +195,24 @@ def build_rows(
 
 
 def method_results(
-    runs_by_method: Mapping[MethodKey, pd.DataFrame], shown_keys: Iterable[MethodKey] | None = None
+    runs_by_method: Mapping[MethodKey, pd.DataFrame],
+    shown_keys: Iterable[MethodKey] | None = None,
+    baseline_runs: Mapping[MethodKey, pd.DataFrame] | None = None,
 ) -> dict[MethodKey, MethodResult]:
     """Return the results of one column. Only methods in `shown_keys` (default: all) can be the best.
 
     The best methods are those with the highest printed mean among the methods with the most seeds, because seeds are
-    not equally easy. The oracle is not a method for a federation and never the best.
+    not equally easy. References are never the best, and a single method is not called the best. `baseline_runs` are the
+    runs of Local and Centralized, by default those in `runs_by_method`.
     """
-    keys = [key for key in shown_keys or runs_by_method if key != ORACLE_KEY]
-    shown = {key: runs_by_method[key] for key in keys if key in runs_by_method}
-    most_seeds = max(map(len, shown.values()), default=0)
+    baselines = runs_by_method if baseline_runs is None else baseline_runs
+    keys = [key for key in shown_keys or runs_by_method if key not in REFERENCE_KEYS]
+    candidates = {key: runs_by_method[key] for key in keys if key in runs_by_method}
+    most_seeds = max(map(len, candidates.values()), default=0)
     percents = {
-        key: round(100 * float(runs.accuracy.mean()), 2) for key, runs in shown.items() if len(runs) == most_seeds
+        key: round(100 * float(runs.accuracy.mean()), 2) for key, runs in candidates.items() if len(runs) == most_seeds
     }
+    best = max(percents.values(), default=None) if len(candidates) >= MIN_CANDIDATES else None
     return {
         key: MethodResult(
             mean=float(runs.accuracy.mean()),
@@ -184,25 +220,36 @@ def method_results(
             seeds=tuple(int(seed) for seed in runs.seed),
             relation=BaselineRelation.BASELINE
             if key in (LOCAL_KEY, CENTRALIZED_KEY)
-            else relation_on_common_seeds(runs, runs_by_method),
-            is_best=key in percents and percents[key] == max(percents.values()),
+            else relation_on_common_seeds(runs, baselines),
+            is_best=best is not None and percents.get(key) == best,
             caveat_symbols="".join(symbol for symbol in CAVEAT_DESCRIPTIONS if runs.caveats.str.contains(symbol).any()),
+            gain=None if key == LOCAL_KEY else gain_over_local(runs, baselines),
         )
         for key, runs in runs_by_method.items()
     }
 
 
-def relation_on_common_seeds(runs: pd.DataFrame, runs_by_method: Mapping[MethodKey, pd.DataFrame]) -> BaselineRelation:
-    """Compare a method with both baselines on the seeds that all three have."""
-    if LOCAL_KEY not in runs_by_method or CENTRALIZED_KEY not in runs_by_method:
-        return BaselineRelation.UNKNOWN
-    frames = (runs, runs_by_method[LOCAL_KEY], runs_by_method[CENTRALIZED_KEY])
-    by_seed = [frame.set_index("seed").accuracy for frame in frames]
+def gain_over_local(runs: pd.DataFrame, baseline_runs: Mapping[MethodKey, pd.DataFrame]) -> float | None:
+    """Return the mean difference to Local on the seeds that both have; None without any."""
+    means = means_on_common_seeds(runs, baseline_runs, (LOCAL_KEY,))
+    return None if means is None else means[0] - means[1]
+
+
+def means_on_common_seeds(
+    runs: pd.DataFrame, baseline_runs: Mapping[MethodKey, pd.DataFrame], baseline_keys: Sequence[MethodKey]
+) -> list[float] | None:
+    """Return the mean accuracy of a method and of baselines on the seeds that all have; None without any."""
+    if any(key not in baseline_runs for key in baseline_keys):
+        return None
+    by_seed = [frame.set_index("seed").accuracy for frame in (runs, *(baseline_runs[key] for key in baseline_keys))]
     common = sorted(set.intersection(*(set(accuracies.index) for accuracies in by_seed)))
-    if not common:
-        return BaselineRelation.UNKNOWN
-    accuracy, local, centralized = (float(accuracies[common].mean()) for accuracies in by_seed)
-    return relation_to_baselines(accuracy, local, centralized)
+    return [float(accuracies[common].mean()) for accuracies in by_seed] if common else None
+
+
+def relation_on_common_seeds(runs: pd.DataFrame, baseline_runs: Mapping[MethodKey, pd.DataFrame]) -> BaselineRelation:
+    """Compare a method with both baselines on the seeds that all three have."""
+    means = means_on_common_seeds(runs, baseline_runs, (LOCAL_KEY, CENTRALIZED_KEY))
+    return BaselineRelation.UNKNOWN if means is None else relation_to_baselines(*means)
 
 
 def relation_to_baselines(accuracy: float, local: float | None, centralized: float | None) -> BaselineRelation:

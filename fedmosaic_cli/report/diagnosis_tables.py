@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.trust_diagnosis import TrustDiagnosis, diagnose_trust
-from fedmosaic_cli.report.comparison import LOCAL_KEY, method_title, shares_labels
+from fedmosaic_cli.report.comparison import LOCAL_KEY, file_name_part, method_title, shares_labels
 from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, records_to_csv
 from fedmosaic_cli.report.statistics import client_gains, outcome_counts
 from fedmosaic_cli.report.stats_tables import TextTable
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 
 DIAGNOSIS_HEADER = (
     *("Run", "median lambda", "lambda < 1e-6", "agreement %", "votes differ %", "public weight %"),
-    *("right, weighted % (oracle)", "right, majority % (oracle)", "helped / unharmed / hurt", "mean gain"),
+    *("correct, weighted % (oracle)", "correct, majority % (oracle)", "helped / unharmed / hurt", "mean gain"),
 )
-GATE_HEADER = ("Client", "round", "agreement %", "lambda in question", "gain", "standard error", "gate")
+GATE_HEADER = ("Client", "round", "agreement %", "tested lambda", "gain", "standard error", "gate")
 DIAGNOSIS_NOTE = (
-    "Lambda: median over clients in the last round, and the number of clients with lambda below 1e-6, for which "
-    "training equals Local. Means over clients and rounds: agreement of a client with the consensus; examples on which "
-    "the weighted vote differs from the majority; fraction of the training loss from the public set. Oracle: correct "
-    "labels of the last vote by the true labels, which a federation does not have. Clients helped, unharmed and hurt "
-    "against Local on the same shards and seed; mean gain in percentage points."
+    "lambda: median over clients in the final round, and number of clients with lambda below 1e-6, whose training "
+    "equals local training. Means over clients and rounds: agreement of a client with the consensus; public examples "
+    "on which the weighted vote differs from the majority vote; share of the training loss from the public set. "
+    "Oracle: accuracy of the last weighted and majority vote on the true labels, which a federation does not have. "
+    "Clients helped, unharmed and hurt compared with Local on the same shards and seed; mean gain in percentage points."
 )
-GATE_NOTE = "Gain: mean Brier gain out of fold of training with the consensus, and its standard error."
+GATE_NOTE = "Gain: mean cross-fitted Brier gain of training with the consensus, with its standard error."
 # Trust rules with lambda from losses, for runs whose summary does not say so.
 LOSS_RATIO_RULES = ("paper", "stabilised")
 MAX_WARNINGS, MAX_CLIENT_ROWS = 6, 300
+MIN_DECIMAL_TRUST = 0.005
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class DiagnosedRun:
 @cache  # used by the result files and by the page
 def diagnosed_runs(group: ComparisonGroup) -> tuple[DiagnosedRun, ...]:
     """Return the co-training runs of a group that exchanged labels and have readable logs."""
-    local_runs = group.runs_by_method.get(LOCAL_KEY)
+    local_runs = group.baseline_runs.get(LOCAL_KEY)
     diagnosed = []
     for key, runs in group.runs_by_method.items():
         for index in runs.index if shares_labels(key) else ():
@@ -96,11 +97,17 @@ def build_diagnosis_tables(groups: Iterable[ComparisonGroup]) -> list[TextTable]
     """Return one diagnosis table per group with co-training runs, then one table per group with gate decisions."""
     runs_by_group = {group.label: runs for group in groups if (runs := diagnosed_runs(group))}
     tables = [
-        TextTable(f"Diagnosis: {label}", DIAGNOSIS_HEADER, tuple(map(diagnosis_row, runs)), warnings_note(runs))
+        TextTable(
+            f"Diagnosis: {label}",
+            DIAGNOSIS_HEADER,
+            tuple(map(diagnosis_row, runs)),
+            warnings_note(runs),
+            name=f"diagnosis-{file_name_part(label)}",
+        )
         for label, runs in runs_by_group.items()
     ]
     gate_tables = [
-        client_table(f"Decisions of the gate: {label}", GATE_HEADER, rows)
+        client_table(f"Decisions of the gate: {label}", GATE_HEADER, rows, name=f"gates-{file_name_part(label)}")
         for label, runs in runs_by_group.items()
         if (rows := gate_rows(runs))
     ]
@@ -109,11 +116,13 @@ def build_diagnosis_tables(groups: Iterable[ComparisonGroup]) -> list[TextTable]
     return [*tables, *gate_tables]
 
 
-def client_table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], note: str = "") -> TextTable:
+def client_table(
+    title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], note: str = "", name: str = ""
+) -> TextTable:
     """Return a table of the first rows. Its note says how many rows are left out."""
     hidden = len(rows) - MAX_CLIENT_ROWS
     more = f"{hidden} more are in the runs' summary.json." if hidden > 0 else ""
-    return TextTable(title, header, tuple(rows[:MAX_CLIENT_ROWS]), " ".join(filter(None, (note, more))))
+    return TextTable(title, header, tuple(rows[:MAX_CLIENT_ROWS]), " ".join(filter(None, (note, more))), name=name)
 
 
 def diagnosis_row(run: DiagnosedRun) -> tuple[str, ...]:
@@ -121,7 +130,7 @@ def diagnosis_row(run: DiagnosedRun) -> tuple[str, ...]:
     fractions = (diagnosis.vote_agreement, diagnosis.votes_differ, diagnosis.public_share)
     return (
         run.title,
-        format_optional(diagnosis.median_lambda, ".2g"),
+        format_trust(diagnosis.median_lambda),
         f"{diagnosis.silent_clients} of {diagnosis.clients}",
         *(format_optional(fraction, ".1f", 100) for fraction in (*fractions, oracle.weighted, oracle.majority)),
         "/".join(map(str, outcome_counts(run.gains).values())) if run.gains else EMPTY_CELL,
@@ -141,7 +150,7 @@ def gate_rows(runs: Sequence[DiagnosedRun]) -> list[tuple[str, ...]]:
             f"{run.title}, client {decision.client}",
             str(decision.round),
             format_optional(decision.agreement, ".1f", 100),
-            format_optional(decision.trust, ".2g"),
+            format_trust(decision.trust),
             format_optional(decision.gain, "+.4f"),
             format_optional(decision.error, ".4f"),
             "on" if decision.on else "off",
@@ -149,6 +158,12 @@ def gate_rows(runs: Sequence[DiagnosedRun]) -> list[tuple[str, ...]]:
         for run in runs
         for decision in run.diagnosis.gate
     ]
+
+
+def format_trust(trust: float | None) -> str:
+    """Return a lambda with two decimals, or with one digit if it is close to zero."""
+    is_small = trust is not None and 0 < trust < MIN_DECIMAL_TRUST
+    return format_optional(trust, ".0e" if is_small else ".2f")
 
 
 def format_optional(value: float | None, number_format: str, factor: int = 1) -> str:

@@ -14,7 +14,7 @@ from fedmosaic_cli.config.run_config import load_run_config, run_config_from_dic
 from fedmosaic_cli.data.data_dirs import DataDirs
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.registry import ALL_BASELINES, METHODS, method_info
-from fedmosaic_cli.report.comparison import paper_sort_key, preset_layers
+from fedmosaic_cli.report.comparison import file_name_part, paper_sort_key, preset_layers
 from fedmosaic_cli.report.noise_notes import noise_options
 from fedmosaic_cli.storage.runs import CONFIG_FILE, ENVIRONMENT_FILE, RunDirectory
 
@@ -125,9 +125,13 @@ def group_destination(group: ComparisonGroup) -> RunDestination:
     """Return where to make more runs of a group."""
     noise = {key: options for key, runs in group.runs_by_method.items() if (options := noise_options(runs))}
     tags = {key: tag for key, runs in group.runs_by_method.items() if (tag := directory_tag(runs))}
-    paths = frozenset(group.runs.path)
     return RunDestination(
-        rerun_options(group), group_directory(group), paths, noise, tags, lambda key: tag_options(group, key)
+        rerun_options(group),
+        group_directory(group),
+        group.all_paths,
+        noise,
+        tags,
+        lambda key: tag_options(group, key),
     )
 
 
@@ -155,8 +159,9 @@ def group_directory(group: ComparisonGroup) -> Path:
     run_name = join_names(group.runs.variant.iloc[0], directory_tag(group.runs))
     has_default_layout = first.parts[-3:] == (group.name, run_name, f"seed-{group.runs.seed.iloc[0]}")
     parent = first.parents[2] if has_default_layout else first.parent
-    is_separate = group.label == group.name or parent.name == group.slug
-    return (parent if is_separate else parent / group.slug) / group.name
+    separate_name = file_name_part(group.full_name)
+    is_separate = not group.suffix or parent.name == separate_name
+    return (parent if is_separate else parent / separate_name) / group.name
 
 
 def directory_tag(runs: pd.DataFrame) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report import certificate_tables, diagnosis_tables, stats_tables
-from fedmosaic_cli.report.formats.latex import PREAMBLE_FILE, latex_document, latex_preamble, table_to_latex
+from fedmosaic_cli.report.formats.latex import PREAMBLE_FILE, latex_document, latex_preamble, tables_to_latex
+from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_svg, tables_to_csv
 from fedmosaic_cli.report.paper_tables import overview_table, select_tables
 from fedmosaic_cli.report.regimes import find_regime_maps, regime_maps_to_csv
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_dirs import ProgressCallback
     from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
+    from fedmosaic_cli.report.formats.table_grid import TableLayout
     from fedmosaic_cli.report.statistics import MethodComparison, MethodRanking
 
 FIGURES_DIR = "figures"
@@ -34,12 +36,13 @@ def result_files(
     tables: Sequence[ComparisonTable],
     comparisons: Sequence[MethodComparison],
     ranking: MethodRanking | None,
+    layout: TableLayout = DEFAULT_LAYOUT,
 ) -> dict[str, bytes]:
     """Return the files of the tables, the statistics, the co-training diagnosis and the map of regimes by name."""
     texts: dict[str, str] = {}
-    for table in tables:
-        texts |= {f"{table.name}.md": table_to_markdown(table), f"{table.name}.tex": table_to_latex(table)}
-        texts |= {f"{table.name}.csv": tables_to_csv([table]), f"{table.name}.svg": table_to_svg(table)}
+    for table, latex in zip(tables, tables_to_latex(tables, layout), strict=True):
+        texts |= {f"{table.name}.md": table_to_markdown(table, layout), f"{table.name}.tex": latex}
+        texts |= {f"{table.name}.csv": tables_to_csv([table]), f"{table.name}.svg": table_to_svg(table, layout)}
     if text_tables := stats_tables.build_statistics_tables(comparisons, ranking):
         texts |= text_table_files("statistics", text_tables, stats_tables.statistics_to_csv(comparisons, ranking))
     if runs := [run for group in groups for run in diagnosis_tables.diagnosed_runs(group)]:

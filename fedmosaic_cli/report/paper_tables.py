@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.errors import unknown_name_error
 from fedmosaic_cli.methods.registry import BASELINES, EXTENDED_METHODS
-from fedmosaic_cli.report.captions import privacy_notes, table_caption, table_notes
-from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, ORACLE_KEY
+from fedmosaic_cli.report.captions import format_seeds, privacy_notes, table_caption, table_notes, table_summary
+from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, ENTROPY_KEY, FREQUENCY_KEY, LOCAL_KEY, ORACLE_KEY
 from fedmosaic_cli.report.comparison_table import (
     ACCURACY_DECIMALS,
     OVERVIEW_NAME,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
+    from fedmosaic_cli.report.comparison_table import TableRow
 
 SCHEME_HEADINGS = {"pathological": "Pathological non-IID", "dirichlet": "Practical non-IID", "iid": "IID"}
 # The heading and label of the paper's column for each preset.
@@ -39,11 +40,11 @@ PAPER_COLUMNS = {
 }
 
 QUICK_PRESET_NOTE = (
-    "Quick presets use part of the data, a smaller network and fewer rounds than those of the same name without "
-    "-quick, which the paper's numbers belong to: differences in level between the two say nothing."
+    "Quick presets use part of the data, a smaller network and fewer rounds than the presets without -quick, to which "
+    "the published results belong: do not compare the absolute accuracies."
 )
 
-FREQUENCY_KEY, ENTROPY_KEY, GATED_KEY = ("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", "")
+GATED_KEY: MethodKey = ("gated", "")
 OTHER_METHOD_KEYS: tuple[MethodKey, ...] = tuple((name, "") for name in BASELINES)
 COMPACT_METHODS = ("centralized", "fedavg", "fedprox", "perfedavg", "pfedme", "apfl", "fedphp", "local")
 
@@ -127,7 +128,22 @@ def overview_table(
 ) -> ComparisonTable:
     """Build a table with one column per group and one row per method with runs, plus the baselines."""
     columns = [TableColumn(group.label, group, full_scale_preset(group.name)) for group in groups]
-    return build_table(OVERVIEW_NAME, "", columns, baselines, with_published)
+    table = build_table(OVERVIEW_NAME, "", columns, requested_rows(groups) or baselines, with_published)
+    if requested_rows(groups):
+        return table
+    # A baseline without runs is not a row. The table still has the command that makes it.
+    missing = tuple(row for row in table.rows if not row.has_results)
+    return replace(table, rows=tuple(row for row in table.rows if row.has_results), missing_rows=missing)
+
+
+def row_order(groups: Sequence[ComparisonGroup]) -> tuple[MethodKey, ...] | None:
+    """Return the selected rows of the groups in their order; None for the order of the table."""
+    return next((group.selected.order for group in groups if group.selected), None)
+
+
+def requested_rows(groups: Sequence[ComparisonGroup]) -> tuple[MethodKey, ...]:
+    """Return the rows that were requested by name, () for all."""
+    return next((group.selected.order for group in groups if group.selected and group.selected.is_requested), ())
 
 
 def paper_table(
@@ -166,7 +182,10 @@ def paper_table(
     extra_methods = {"fedmosaic"} if spec.only_listed else {method for method, _ in spec.method_keys}
     listed = {method for method, _ in spec.method_keys}
     more = tuple((method, "") for method in EXTENDED_METHODS if extended and method not in listed)
-    return build_table(name, spec.title, columns, spec.method_keys, with_published, extra_methods, more)
+    method_keys = spec.method_keys
+    if requested := requested_rows(groups):
+        method_keys, extra_methods = requested, set()
+    return build_table(name, spec.title, columns, method_keys, with_published, extra_methods, more)
 
 
 def oracle_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
@@ -181,7 +200,7 @@ def oracle_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
         gain = float((by_seed[0][seeds] - by_seed[1][seeds]).mean()) if seeds else 0.0
         if seeds and round(gain, ACCURACY_DECIMALS) <= 0:
             notes.append(
-                f"{group.label}: with the true labels of the public set the oracle is not above Local "
+                f"{group.label}: even with the true labels of the public set (oracle), accuracy does not exceed Local "
                 f"({100 * gain:+.2f} points), so better votes are unlikely to help here."
             )
     return notes
@@ -192,15 +211,16 @@ def group_columns(group: ComparisonGroup, spec: PaperTableSpec) -> list[TableCol
     preset = full_scale_preset(group.name)
     heading, label = PAPER_COLUMNS.get(preset, ("", ""))
     suffix = " (quick)" if group.name != preset and (heading or label) else ""
-    suffix += group.label.removeprefix(group.name)
+    suffix += group.suffix
+    is_renamed = group.label != group.full_name
     if not spec.by_domain:
         heading = heading or SCHEME_HEADINGS.get(group.scheme, "")
-        return [TableColumn((label or group.name) + suffix, group, preset, heading)]
+        return [TableColumn(group.label if is_renamed else (label or group.name) + suffix, group, preset, heading)]
     digests = list(dict.fromkeys(group.runs.digest))
     domains = dict.fromkeys(domain for digest in digests for domain in group.client_domains(digest) if domain)
     known = published_domains(preset)
     ordered = [*(domain for domain in known if domain in domains), *(d for d in domains if d not in known)]
-    heading = (heading or group.name) + suffix
+    heading = group.label if is_renamed else (heading or group.name) + suffix
     if not ordered:
         return [TableColumn("all", group, "", heading)]
     return [TableColumn(domain_label(domain, known), group, preset, heading, domain) for domain in ordered]
@@ -221,25 +241,39 @@ def build_table(
     extended_keys: tuple[MethodKey, ...] = (),
 ) -> ComparisonTable:
     """Build the rows, commands, caption and notes of a table. Rows of `extended_keys` follow in a separate group."""
-    rows = build_rows(columns, method_keys, with_published, extra_methods, extended_keys)
-    rows, commands = add_missing_run_commands(columns, rows)
     groups = list({column.group.label: column.group for column in columns if column.group}.values())
+    rows = build_rows(columns, method_keys, with_published, extra_methods, extended_keys, row_order(groups))
+    rows, commands = add_missing_run_commands(columns, rows)
     initials = [f"{column.label} = {column.domain}" for column in columns if column.domain not in ("", column.label)]
     notes = [f"{', '.join(dict.fromkeys(initials))}."] if initials else []
     if any(group.name != full_scale_preset(group.name) for group in groups):
         notes.append(QUICK_PRESET_NOTE)
     for group in {column.group.label: column.group for column in columns if column.group and column.domain}.values():
         unknown = group.runs[~group.runs.digest.isin(group.manifests_by_digest)]
-        if seeds := ", ".join(map(str, sorted(set(unknown.seed)))):
-            notes.append(f"{group.label}: runs with seed {seeds} kept no manifest that tells who is of which domain.")
+        if seeds := sorted(map(int, set(unknown.seed))):
+            notes.append(f"{group.label}: the runs of {format_seeds(seeds)} have no valid manifest with domains.")
     has_published = any(cell.published for row in rows for cell in row.cells)
     return ComparisonTable(
         name,
         tuple(columns),
         rows,
-        table_caption(title, groups, has_published),
+        table_caption(title, columns, groups, has_published),
         (*notes, *oracle_notes(groups), *table_notes(groups)),
         commands,
         has_published,
         privacy_notes(groups),
+        table_summary(columns, rows),
+        num_missing=count_missing_results(columns, rows),
+    )
+
+
+def count_missing_results(columns: Sequence[TableColumn], rows: Sequence[TableRow]) -> int:
+    """Count the results with a command. All domains of a group lack the same runs and count once."""
+    return len(
+        {
+            (row.method_key, column.group.label if column.group else column.preset)
+            for row in rows
+            for column, cell in zip(columns, row.cells, strict=True)
+            if cell.command
+        }
     )

@@ -69,9 +69,9 @@ class MethodRanking:
 @cache  # used by the statistics and by the page
 def compare_methods_with_local(group: ComparisonGroup) -> tuple[MethodComparison, ...]:
     """Compare each method with Local on the same shards and seeds; () without runs of Local."""
-    if LOCAL_KEY not in group.runs_by_method:
+    if LOCAL_KEY not in group.baseline_runs:
         return ()
-    local = group.runs_by_method[LOCAL_KEY]
+    local = group.baseline_runs[LOCAL_KEY]
     by_method = {key: client_gains(runs, local) for key, runs in group.runs_by_method.items() if key != LOCAL_KEY}
     gains = {key: list(by_client.values()) for key, by_client in by_method.items() if by_client}
     tests = {key: wilcoxon_signed_rank(values) for key, values in gains.items()}

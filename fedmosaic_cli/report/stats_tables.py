@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.report.formats.latex import SHRINK_TO_LINE_WIDTH, escape_latex
+from fedmosaic_cli.report.comparison import file_name_part
+from fedmosaic_cli.report.formats.latex import (
+    COLUMN_GAP_POINTS,
+    escape_latex,
+    float_environment,
+    heading_width_points,
+    latex_float,
+    latex_heading,
+    split_columns,
+    text_width_points,
+)
+from fedmosaic_cli.report.formats.table_grid import GridLabel
 from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL, escape_markdown, records_to_csv
 from fedmosaic_cli.report.statistics import MethodComparison
 
@@ -17,25 +29,31 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.report.statistics import MethodRanking
 
+MAX_LATEX_ROWS = 40
+"""The number of rows of a float in LaTeX."""
 COMPARISON_HEADER = ("Method", "helped", "unharmed", "hurt", "mean gain", "median gain", "effect", "p (Holm)")
 COMPARISON_NOTE = (
-    "A client is helped if its model gets more test examples right than the one it trained alone on the same shards "
-    "and seed, hurt if fewer. Gains in percentage points. Effect: rank-biserial correlation over clients, -1 to 1. "
-    "p: Wilcoxon's signed-rank test over clients, two-sided, Holm's correction over a setting's methods; - where fewer "
-    "than 6 clients differ. Clients of one federation are not independent of each other, and a test part of few "
-    "examples makes large gains by chance: read p as a description. There is no test over seeds, they are too few."
+    "Number of clients whose model is more accurate than their local model with the same shards and seed (helped), as "
+    "accurate (unharmed) and less accurate (hurt); gains in percentage points. Effect: rank-biserial correlation over "
+    "clients, from -1 to 1. p: two-sided Wilcoxon signed-rank test over clients with Holm correction over the methods "
+    "of a setting; - where fewer than 6 clients differ. Clients of one federation are not independent and small test "
+    "sets make large gains by chance: p is descriptive. There is no test over seeds, because they are too few."
 )
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text. The first column is left-aligned, the others are numbers. `svg` is a diagram for the page."""
+    """A table of text. The first column is left-aligned, the others are numbers.
+
+    `svg` is a diagram for the page, `name` the end of the label in LaTeX.
+    """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     svg: str = ""
+    name: str = ""
 
 
 def build_statistics_tables(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> list[TextTable]:
@@ -52,7 +70,8 @@ def build_statistics_tables(comparisons: Sequence[MethodComparison], ranking: Me
             )
             for line in group_comparisons
         )
-        tables.append(TextTable(f"Against Local, client by client: {group_label}", COMPARISON_HEADER, rows))
+        title = f"Comparison with local training, client by client: {group_label}"
+        tables.append(TextTable(title, COMPARISON_HEADER, rows, name=f"comparison-{file_name_part(group_label)}"))
     if tables:
         tables[-1] = replace(tables[-1], note=COMPARISON_NOTE)
     return [*tables, *([ranking_table(ranking)] if ranking else [])]
@@ -73,12 +92,12 @@ def statistics_to_csv(comparisons: Sequence[MethodComparison], ranking: MethodRa
 def ranking_table(ranking: MethodRanking) -> TextTable:
     rows = tuple((title, f"{rank:.2f}") for title, rank in sorted(ranking.ranks.items(), key=lambda pair: pair[1]))
     note = (
-        f"Mean rank over {len(ranking.settings)} settings ({', '.join(ranking.settings)}), 1 is best. Ranks that "
-        f"differ by less than {ranking.critical_difference:.2f} cannot be told apart (Nemenyi, 5 %). Friedman's test "
-        f"of all being alike: p {format_p_value(ranking.p_value)}. Of settings that differ in the public set alone one "
-        "counts; means are over the seeds that all methods here have. Centralized is left out: it has everybody's data."
+        f"Mean rank over {len(ranking.settings)} settings ({', '.join(ranking.settings)}), 1 is best. Nemenyi critical "
+        f"difference at 5 %: {ranking.critical_difference:.2f}. Friedman test: p {format_p_value(ranking.p_value)}. "
+        "Settings that differ only in the public set count once; means are over the seeds that all ranked methods "
+        "have. Centralized is not ranked, because it trains on the data of all clients."
     )
-    return TextTable("Average ranks", ("Method", "average rank"), rows, note)
+    return TextTable("Average ranks", ("Method", "average rank"), rows, note, name="ranks")
 
 
 def format_p_value(p_value: float) -> str:
@@ -93,24 +112,60 @@ def text_table_to_markdown(table: TextTable) -> str:
 
 
 def text_table_to_latex(table: TextTable) -> str:
-    """Return a float. It needs the packages booktabs and graphicx."""
-    header, *body = ("    " + " & ".join(map(latex_text_cell, row)) + " \\\\" for row in (table.header, *table.rows))
-    lines = [
-        "\\begin{table}[t]",
-        "  \\centering\\small",
-        f"  \\caption{{{escape_latex(f'{table.title}. {table.note}'.strip())}}}",
-        "  \\smallskip",
-        *SHRINK_TO_LINE_WIDTH,
-        f"  \\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
-        *("    \\toprule", header, "    \\midrule", *body, "    \\bottomrule"),
-        *("  \\end{tabular}}", "\\end{table}", ""),
+    """Return a float, or several if there are many rows. It needs the packages of comparison tables."""
+    label_width, *widths = text_column_widths_points(table)
+    parts = [[0, *(number + 1 for number in part)] for part in split_columns(label_width, widths)]
+    caption = f"{escape_latex(table.title)}. {latex_math(escape_latex(table.note))}".strip()
+    max_rows = MAX_LATEX_ROWS // len(parts)
+    lines: list[str] = []
+    for start in range(0, max(len(table.rows), 1), max_rows):
+        rows = table.rows[start : start + max_rows]
+        lines += latex_float(
+            float_environment(label_width + sum(widths)),
+            f"{escape_latex(table.title)} (continued)." if start else caption,
+            f"tab:fedmosaic-{table.name}" if table.name and not start else "",
+            [text_tabular([table.header[n] for n in part], [[row[n] for n in part] for row in rows]) for part in parts],
+        )
+    return "\n".join([*lines, ""])
+
+
+def text_tabular(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a tabular with bold headings, in several lines where they are long."""
+    headings = [latex_math(latex_heading(GridLabel(text))) for text in header]
+    return [
+        f"\\begin{{tabular}}{{@{{}}l{'r' * (len(header) - 1)}@{{}}}}",
+        "  \\toprule",
+        f"  {' & '.join(headings)} \\\\",
+        "  \\midrule",
+        *(f"  {' & '.join(map(latex_text_cell, row))} \\\\" for row in rows),
+        "  \\bottomrule",
+        "\\end{tabular}",
     ]
-    return "\n".join(lines)
+
+
+def text_column_widths_points(table: TextTable) -> list[float]:
+    """Estimate the widths of the columns at \\footnotesize, with the gaps between them."""
+    return [
+        max([heading_width_points(heading), *(text_width_points(row[number]) for row in table.rows)])
+        + COLUMN_GAP_POINTS
+        for number, heading in enumerate(table.header)
+    ]
 
 
 def latex_text_cell(text: str) -> str:
-    """Escape text. A hyphen before a digit becomes a minus sign."""
-    return f"$-${text[1:]}" if text.startswith("-") and text[1:2].isdigit() else escape_latex(text)
+    """Return the text of a cell. A hyphen before a digit becomes a minus sign, an empty cell a dash."""
+    return "--" if text == EMPTY_CELL else latex_math(escape_latex(text))
+
+
+def latex_math(text: str) -> str:
+    """Return escaped LaTeX with lambda, p, signed numbers and powers of ten as formulas."""
+    text = re.sub(r"\b[Ll]ambda\b", r"$\\lambda$", text)
+    text = re.sub(r"\b1e-0?(\d+)", r"$10^{-\1}$", text)
+    text = re.sub(r"\\textless\{\} ?(\d\.\d+)", r"$<\1$", text)
+    text = text.replace("\\textless{}", "$<$")
+    text = re.sub(r"(?<![\w.$^{])-(\d+(?:\.\d+)?)", r"$-\1$", text)
+    text = text.replace("; - where", "; -- where")
+    return re.sub(r"(?<![\w\\-])p(?=[ :])", r"$p$", text)
 
 
 def text_table_to_terminal(table: TextTable) -> Group:

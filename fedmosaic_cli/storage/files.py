@@ -44,6 +44,15 @@ def write_files_atomic(contents: Mapping[Path, bytes]) -> None:
         syscalls.fsync(folder)
 
 
+def write_blocks_atomic(path: Path, blocks: Iterable[bytes]) -> None:
+    """Write blocks to `path` in one step while they are produced. If that fails, nothing is written."""
+    with locked_temporaries([path]) as [(fd, temporary)]:
+        write_all(fd, blocks)
+        syscalls.fsync(temporary)
+        syscalls.rename(temporary, path)
+    syscalls.fsync(path.parent)
+
+
 def write_new_file(path: Path, data: bytes) -> None:
     """Write a file directly, inside a directory that no other process uses yet."""
     write_and_close(syscalls.create_file(path), data)

@@ -422,7 +422,7 @@ def test_an_environment_variable_sets_the_runs_directory(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "elsewhere" / "quickstart").is_dir()
     done = fedmosaic("report", cwd=tmp_path, FEDMOSAIC_RUNS=str(tmp_path / "elsewhere"))
-    assert "FedMosaic (entropy, warmup_rounds=1)" in done.stdout
+    assert "FedMosaic-U (warmup_rounds=1)" in done.stdout
 
 
 def test_report_writes_every_format(invoke, finished_runs, tmp_path):

@@ -197,8 +197,8 @@ def test_a_report_has_the_diagnosis_of_every_co_training_run(output):
     text = Path("results/diagnosis.md").read_text()
     rows = [re.split(r" *\| *", line)[1:4] for line in text.splitlines() if line.startswith("| FedMosaic")]
     assert [(title, silent) for title, _, silent in rows] == [
-        ("FedMosaic (entropy), seed 0", "0 of 10"),
-        ("FedMosaic (entropy, trust=paper), seed 0", f"{vanished_lambda()[0]} of 10"),
+        ("FedMosaic-U, seed 0", "0 of 10"),
+        ("FedMosaic-U (trust=paper), seed 0", f"{vanished_lambda()[0]} of 10"),
     ]
     assert float(rows[0][1]) > 0.1
     assert float(rows[1][1]) < 1e-6

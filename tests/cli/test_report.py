@@ -7,11 +7,16 @@ import json
 import os
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.cli.report import OutputFormat, show_tables
+from fedmosaic_cli.report.collect import collect_runs
+from fedmosaic_cli.report.comparison import comparison_groups
+from fedmosaic_cli.report.paper_tables import overview_table
 from tests.conftest import fedmosaic
 
 
@@ -133,7 +138,7 @@ def test_report_writes_figures_and_page(report, tmp_path):
     assert "written: results/page/index.html" in result.stderr
     text = (tmp_path / "results" / "page" / "index.html").read_text(encoding="utf-8")
     assert "quickstart" in text
-    assert "Against Local, client by client" in text
+    assert "Comparison with local training, client by client" in text
 
 
 def test_no_figures_writes_no_figures(report, tmp_path):
@@ -239,3 +244,71 @@ def test_a_run_with_a_damaged_log_lacks_only_its_curves(report, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert "left out of figures runs/quickstart/fedct/seed-0" in result.stderr
     assert "| FL | FedAvg |" in result.stdout
+
+
+def test_settings_and_methods_are_selected_named_and_laid_out(report, tmp_path):
+    (tmp_path / "names.yaml").write_text('quickstart: "Digits, Dir(0.5)"\nditto: Ditto (tuned)\n', encoding="utf-8")
+    options = ("--methods", "ditto,local", "--settings", "quickstart", "--names", "names.yaml", "--pm", "--average")
+    lines = report(*options, "--plain").stdout.splitlines()
+    assert lines[0] == "| | Method | Digits, Dir(0.5) | Average |"
+    assert [line.split(" | ")[1] for line in lines[2:4]] == ["Ditto (tuned)", "Local training"]
+    assert " ± " in lines[2]
+    entries = json.loads(report(*options, "--json").stdout)
+    assert [(entry["setting"], entry["preset"], entry["method"], entry["method_name"]) for entry in entries] == [
+        ("Digits, Dir(0.5)", "quickstart", "Ditto (tuned)", "ditto"),
+        ("Digits, Dir(0.5)", "quickstart", "Local training", "local"),
+    ]
+    assert {entry["average"] for entry in entries} == {entry["mean"] for entry in entries}
+
+
+def test_selected_methods_are_those_of_statistics_figures_and_page(report, tmp_path):
+    options = ("--methods", "ditto,fedct", "--names", "names.yaml")
+    (tmp_path / "names.yaml").write_text("ditto: Renamed\n", encoding="utf-8")
+    statistics = json.loads(report(*options, "--statistics", "--json").stdout)["comparisons"]
+    assert [line["method"] for line in statistics] == ["Renamed", "FedCT"]
+    assert report(*options, "--out", "results", "--no-figures", "--html", "page.html", "--plain").exit_code == 0
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Renamed" in text
+    assert "FedAvg" not in text
+    assert "shards" not in (tmp_path / "results" / "table.tex").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--methods", "dito"), "unknown method 'dito' (--methods): did you mean 'ditto'?"),
+        (("--methods", "ditto,"), "cannot read 'ditto,' (--methods)"),
+        (("--settings", "quickstar"), "unknown setting 'quickstar' (--settings): did you mean 'quickstart'?"),
+        (("--names", "missing.yaml"), "missing.yaml"),
+        (("--long", "runs"), "this is a directory (runs)"),
+        (("--long", "runs/quickstart/local/seed-0/x.csv"), "belongs to a run"),
+        (("--statistics", "--pm"), "omit --statistics"),
+    ],
+)
+def test_impossible_selections_are_refused(report, arguments, message):
+    assert message in refused_line(report(*arguments))
+
+
+def test_long_format_is_written_beside_the_table(report, tmp_path):
+    result = report("--methods", "local", "--long", "new/results.csv")
+    assert result.exit_code == 0, result.stderr
+    assert "written: new/results.csv" in result.stderr
+    with (tmp_path / "new" / "results.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    accuracies = [
+        line for line in lines if line["metric"] == "accuracy" and line["seed"] == "0" and line["round"] == "7"
+    ]
+    summary = json.loads((tmp_path / "runs" / "quickstart" / "local" / "seed-0" / "summary.json").read_text())
+    assert [float(line["value"]) for line in accuracies] == summary["accuracy"]["per_client"]
+    assert {line["method"] for line in lines} == {"Local training"}
+
+
+def test_commands_are_not_wrapped_on_a_terminal(report, tmp_path, monkeypatch, capsys):
+    shutil.rmtree(tmp_path / "runs" / "quickstart" / "fedct" / "seed-1")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    groups = comparison_groups(collect_runs(Path("runs"))[0])
+    show_tables([overview_table(groups, False)], OutputFormat.terminal)
+    lines = capsys.readouterr().out.splitlines()
+    position = lines.index("1 missing result. Run:")
+    assert lines[position + 1 :] == ["fedmosaic baseline fedct --preset quickstart --rounds 7 --seeds 1"]

@@ -54,12 +54,12 @@ def test_each_run_has_a_row_with_its_gains_over_local(bench):
     assert table.title == "Diagnosis: quick"
     numbers = ("0.15", "0 of 2", "50.0", "12.5", "25.0", "75.0", "-")
     assert table.rows == (
-        ("FedMosaic (entropy), seed 0", *numbers, "2/0/0", "+10.00"),
-        ("FedMosaic (entropy), seed 1", *numbers, "-", "-"),
+        ("FedMosaic-U, seed 0", *numbers, "2/0/0", "+10.00"),
+        ("FedMosaic-U, seed 1", *numbers, "-", "-"),
     )
     assert [head for head in table.header if "oracle" in head] == [
-        "right, weighted % (oracle)",
-        "right, majority % (oracle)",
+        "correct, weighted % (oracle)",
+        "correct, majority % (oracle)",
     ]
     assert "true labels, which a federation does not have" in table.note
 
@@ -96,7 +96,7 @@ def test_older_runs_are_diagnosed_from_their_logs(bench):
     warnings = {name: diagnosis.warnings() for name, diagnosis in found.items()}
     assert [bool(warned) for name, warned in sorted(warnings.items())] == [False, True]
     [table] = build_diagnosis_tables([setting])
-    assert table.note.startswith("FedMosaic (entropy, trust=paper), seed 0: lambda is below 1e-6 for 2 of 2 clients")
+    assert table.note.startswith("FedMosaic-U (trust=paper), seed 0: lambda is below 1e-6 for 2 of 2 clients")
 
 
 def test_gate_decisions_are_listed_per_client(bench):
@@ -105,8 +105,8 @@ def test_gate_decisions_are_listed_per_client(bench):
     assert first.rows[0][:3] == ("Gated co-training, seed 0", "0.25", "1 of 2")
     assert gates.title == "Decisions of the gate: quick"
     assert gates.rows == (
-        ("Gated co-training, seed 0, client 0", "2", "90.0", "0.4", "-0.0125", "0.5000", "off"),
-        ("Gated co-training, seed 0, client 1", "2", "-", "0", "-", "-", "on"),
+        ("Gated co-training, seed 0, client 0", "2", "90.0", "0.40", "-0.0125", "0.5000", "off"),
+        ("Gated co-training, seed 0, client 1", "2", "-", "0.00", "-", "-", "on"),
     )
     files = result_texts(bench)
     lines = list(csv.DictReader(io.StringIO(files["diagnosis-gates.csv"])))

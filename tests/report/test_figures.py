@@ -244,8 +244,8 @@ def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(b
     bench.write("fedmosaic-entropy", 4, clients=8, rounds=5)
     bench.write("fedmosaic-frequency", 4, clients=8, rounds=5)
     first, second = draw(trust_figure, bench).axes
-    assert first.get_title(loc="left") == "FedMosaic (entropy)\nseed 4"
-    assert second.get_title(loc="left") == "FedMosaic (frequency)\nseed 4"
+    assert first.get_title(loc="left") == "FedMosaic-U\nseed 4"
+    assert second.get_title(loc="left") == "FedMosaic-W\nseed 4"
     drawn = {round(line.get_ydata()[-1], 3): line for line in first.lines}
     assert sorted(drawn) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     assert drawn[0.3].get_ydata() == pytest.approx([0, 0.3, 0.3, 0.3, 0.3])
@@ -258,7 +258,7 @@ def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(b
 def test_trust_figure_shows_the_first_seed(bench):
     for seed in (2, 1):
         bench.write("fedmosaic-entropy", seed)
-    assert draw(trust_figure, bench).axes[0].get_title(loc="left") == "FedMosaic (entropy)\nseed 1"
+    assert draw(trust_figure, bench).axes[0].get_title(loc="left") == "FedMosaic-U\nseed 1"
 
 
 def test_many_clients_are_drawn_as_median_and_quantiles(bench):
@@ -324,8 +324,8 @@ def test_private_losses_are_solid_and_public_losses_dashed(bench):
     assert public.get_ydata() == pytest.approx([2, 1 + 2 / 3, 1.5])
     assert first.get_title(loc="left") == "client 0"
     assert {text.get_text() for text in first.figure.legends[0].get_texts()} == {
-        "FedMosaic (entropy), private",
-        "FedMosaic (entropy), public",
+        "FedMosaic-U, private",
+        "FedMosaic-U, public",
     }
 
 
@@ -444,7 +444,7 @@ def test_consensus_figure_shows_agreement_and_pseudo_label_accuracy(bench):
     assert np.isnan(agreement.lines[0].get_ydata()[0])
     assert set(labels_in(oracle)) == {"50.0"}
     names = [text.get_text() for text in agreement.figure.legends[0].get_texts()]
-    assert names == ["FedCT", "FedMosaic (entropy)"]
+    assert names == ["FedCT", "FedMosaic-U"]
     assert 1 < agreement.get_xlim()[0] < 2, "there is no value before the first consensus"
     assert ORACLE_NOTE in " ".join(oracle.get_title(loc="left").split())
     assert ORACLE_NOTE not in agreement.get_title(loc="left")
@@ -462,10 +462,10 @@ def test_methods_derived_from_fedmosaic_are_drawn_like_it(bench):
     bench.write("fedmosaic-entropy")
     bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25})
     figure = draw(consensus_figure, bench)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMosaic (entropy)", "Gated co-training"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMosaic-U", "Gated co-training"]
     assert figure.axes[0].lines[1].get_ydata().tolist() == [0.25, 0.25, 0.25]
     assert [axes.get_title(loc="left") for axes in draw(trust_figure, bench).axes] == [
-        "FedMosaic (entropy)\nseed 0",
+        "FedMosaic-U\nseed 0",
         "Gated co-training\nseed 0",
     ]
     assert "determine" not in draw(losses_figure, bench).get_suptitle()
@@ -581,7 +581,7 @@ def test_curves_with_zero_trust_are_named_in_the_title(bench, figure, varied):
     (family,), _ = find_public_set_groups(groups_in(bench), varied)
     with use_plot_style():
         title = " ".join(figure([family]).axes[0].get_title(loc="left").split())
-    assert f"FedMosaic (entropy, trust=paper): {ZERO_TRUST_NOTE}" in title
+    assert f"FedMosaic-U (trust=paper): {ZERO_TRUST_NOTE}" in title
     assert "stabilised" not in title
 
 
@@ -646,8 +646,8 @@ def test_different_hyperparameters_are_separate_lines(bench):
     bench.write(data={"public_size": 20}, hyperparameters={"trust": "stabilised"})
     (family,), _ = find_public_set_groups(groups_in(bench), "public_size")
     assert {method_title(key): list(runs) for key, runs in family.runs_by_method.items()} == {
-        "FedMosaic (entropy, trust=paper)": [10],
-        "FedMosaic (entropy, trust=stabilised)": [20],
+        "FedMosaic-U (trust=paper)": [10],
+        "FedMosaic-U (trust=stabilised)": [20],
     }
 
 

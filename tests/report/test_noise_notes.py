@@ -55,9 +55,9 @@ def test_noise_is_shown_beside_the_method(runs):
     titles, _ = titles_and_group(runs.folder)
     assert titles == [
         "FedCT (DP xor, total epsilon 2)",
-        "FedMosaic (entropy)",
-        "FedMosaic (entropy, DP krr, total epsilon 8)",
-        "FedMosaic (entropy, noise krr, total epsilon 800)",
+        "FedMosaic-U",
+        "FedMosaic-U (DP krr, total epsilon 8)",
+        "FedMosaic-U (noise krr, total epsilon 800)",
     ]
 
 
@@ -81,8 +81,8 @@ def test_other_differences_in_noise_are_shown(runs):
     runs("s", "fedmosaic-entropy", 1, 0.5, place="c", **noise(epsilon=8.0, max_epsilon=9.0))
     titles, group = titles_and_group(runs.folder)
     assert titles == [
-        "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.25)",
-        "FedMosaic (entropy, DP krr, total epsilon 8, label_share 0.5)",
+        "FedMosaic-U (DP krr, total epsilon 8, label_share 0.25)",
+        "FedMosaic-U (DP krr, total epsilon 8, label_share 0.5)",
     ]
     assert sorted(map(len, group.runs_by_method.values())) == [1, 2]  # the limit does not separate runs
 
@@ -182,7 +182,7 @@ def test_the_report_command_shows_noise(runs):
     runs("s", "fedmosaic-entropy", 0, 0.5, **noise(epsilon=8.0))
     shown = CliRunner().invoke(app, ["report", str(runs.folder)])
     assert shown.exit_code == 0, shown.output
-    assert "| co-training | FedMosaic (entropy, DP krr, total epsilon 8) |" in shown.stdout
+    assert "| co-training | FedMosaic-U (DP krr, total epsilon 8) |" in shown.stdout
     assert "    privacy unit: client | delta: 1e-05 | rounds: 10 | worst client: 0" in shown.stdout
     entries = json.loads(CliRunner().invoke(app, ["report", str(runs.folder), "--json"]).stdout)
-    assert "FedMosaic (entropy, DP krr, total epsilon 8)" in {entry["method"] for entry in entries}
+    assert "FedMosaic-U (DP krr, total epsilon 8)" in {entry["method"] for entry in entries}

@@ -184,7 +184,7 @@ def test_the_same_runs_give_the_same_bytes_without_torch(federation):
 
 def test_curves_are_those_of_the_log(federation):
     found = embedded_json(page_of(federation))
-    [method] = [method for method in found["settings"][0]["methods"] if method["title"] == "FedMosaic (entropy)"]
+    [method] = [method for method in found["settings"][0]["methods"] if method["title"] == "FedMosaic-U"]
     assert [run["seed"] for run in method["runs"]] == [0, 1]
     curve = found["curves"][method["runs"][0]["curve"]]
     assert curve["rounds"] == [1, 2, 3, 4, 5]
@@ -278,7 +278,7 @@ def test_the_overview_summarizes_results_in_sentences(federation):
     (federation / "unfinished" / "config.yaml").write_text("")
     text = re.sub(r"<[^>]+>", "", page_of(federation))
     assert "Local training reaches 60.00 (0.00); Centralized reaches 90.00 (0.00)." in text
-    assert "Best of the 2 other methods: FedMosaic (entropy) with 66.67." in text
+    assert "Best of the 2 other methods: FedMosaic-U with 66.67." in text
     assert "+6.67 points compared with Local training. It helped 4 of 6 clients, left 2 unchanged and hurt 0." in text
     assert "Centralized was not run" in text
     assert f"{federation / 'unfinished'}not finished, summary.json is missing" in text
@@ -309,7 +309,7 @@ def test_cells_show_relation_best_value_deviation_and_seeds(federation):
     text = page_of(federation)
     mark = '<span class="mark" role="img" title="worse than both baselines">▼</span>'
     assert f'<span class="result worst">43.33<small> (0.00)</small>{mark}</span>' in text
-    assert '<span class="result baseline"><b>90.00</b><small> (0.00)</small><span class="mark"></span></span>' in text
+    assert '<span class="result baseline">90.00<small> (0.00)</small><span class="mark"></span></span>' in text
     assert '<small class="few">1 of 2 seeds</small>' in text
     assert '<span class="missing" title="not run">' in text
 
@@ -440,7 +440,7 @@ def test_the_statistics_section_is_hidden_without_statistics(federation):
 
 
 def test_the_rank_diagram_uses_the_page_colour_and_has_no_title():
-    ranking = MethodRanking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, "FedMosaic (entropy)": 3.0}, 2.34, 0.2)
+    ranking = MethodRanking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, "FedMosaic-U": 3.0}, 2.34, 0.2)
     [sheet] = add_rank_diagram([ranking_table(ranking)], ranking)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", sheet.svg)
     assert "CD = 2.34" in words

@@ -114,15 +114,15 @@ def test_a_click_on_a_column_head_sorts_the_table(text, tmp_path):
         recorded.names = [method.getAttribute("aria-sort"), head.getAttribute("aria-sort"), rows()];
         """,
     )
-    first = ["Centralized", "Local training", "FedAvg", "FedMosaic (entropy)"]
+    first = ["Centralized", "Local training", "FedAvg", "FedMosaic-U"]
     assert found["focused"]
     assert found["orders"] == [
         ["none", first],
-        ["descending", ["Local training", "FedMosaic (entropy)", "FedAvg", "Centralized"]],
-        ["ascending", ["FedAvg", "FedMosaic (entropy)", "Local training", "Centralized"]],
+        ["descending", ["Local training", "FedMosaic-U", "FedAvg", "Centralized"]],
+        ["ascending", ["FedAvg", "FedMosaic-U", "Local training", "Centralized"]],
         ["none", first],
     ]
-    assert found["names"] == ["ascending", "none", ["Centralized", "FedAvg", "FedMosaic (entropy)", "Local training"]]
+    assert found["names"] == ["ascending", "none", ["Centralized", "FedAvg", "FedMosaic-U", "Local training"]]
 
 
 def test_clients_can_be_selected_and_their_values_read(text, tmp_path):
@@ -167,8 +167,8 @@ def test_clients_can_be_selected_and_their_values_read(text, tmp_path):
         recorded.off = $$("#explore-value option:disabled").map((option) => option.textContent);
         """,
     )
-    assert found["first"] == ["FedMosaic (entropy)", 4]  # three clients and their mean
-    assert found["method"] == "FedMosaic (entropy)"
+    assert found["first"] == ["FedMosaic-U", 4]  # three clients and their mean
+    assert found["method"] == "FedMosaic-U"
     assert found["all"] == 5
     assert found["noisy"] == 3
     assert found["pressed"] == ["false", "false", "true", "true"]
@@ -246,7 +246,7 @@ def test_local_is_visible_where_fedmosaic_equals_it(tmp_path):
     assert found["colours"] == 3
     assert found["dashes"] == ["none", "12px, 5px", "5px, 4px"]  # the topmost line is last
     assert found["widths"] == ["3px", "3px", "1.4px"]
-    assert found["told"] == "FedMosaic (entropy), round 1: 12.00% (1 seed); also FedMosaic (frequency), Local training"
+    assert found["told"] == "FedMosaic-U, round 1: 12.00% (1 seed); also FedMosaic-W, Local training"
 
 
 def test_a_method_has_the_same_style_in_every_setting(text, tmp_path):

@@ -288,7 +288,7 @@ def test_rows_of_one_method_are_named_with_their_details(bench):
     for num_examples in (25, 100):
         bench.write(num_examples, SKEW, 500, {"local": 0, "fedmosaic-entropy": 2, "fedmosaic-frequency": 1})
     panel, _ = bench.figure().axes
-    assert cell_texts(panel)[0, 0][:2] == ["FedMosaic\n(entropy)", "+2.0"]
+    assert cell_texts(panel)[0, 0][:2] == ["FedMosaic-U", "+2.0"]
 
 
 def test_gains_are_formatted_in_points():

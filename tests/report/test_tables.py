@@ -87,7 +87,7 @@ def test_json_has_a_record_with_a_command_for_each_missing_cell(runs):
     gap = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedCT"))
     assert gap["mean"] is None
     assert gap["command"] == "fedmosaic baseline fedct --preset practical-cifar10 --seeds 0,1"
-    full = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedMosaic (frequency)"))
+    full = next(e for e in entries if (e["setting"], e["method"]) == ("practical-cifar10", "FedMosaic-W"))
     assert (full["mean"], full["seeds"], full["command"]) == (0.97, [0, 1], None)
 
 
@@ -283,7 +283,7 @@ def titles(runs, name=None):
 def test_runs_with_different_hyperparameters_have_separate_rows(runs):
     runs("s", "fedmosaic-entropy", 0, 0.9, hyperparameters={"trust": "paper", "warmup_rounds": 5})
     runs("s", "fedmosaic-entropy", 1, 0.7, hyperparameters={"trust": 0.1 + 0.2, "warmup_rounds": 5})
-    assert titles(runs) == ["FedMosaic (entropy, trust=0.3)", "FedMosaic (entropy, trust=paper)"]
+    assert titles(runs) == ["FedMosaic-U (trust=0.3)", "FedMosaic-U (trust=paper)"]
 
 
 def test_special_characters_in_titles_are_escaped_in_latex(runs):
@@ -291,14 +291,14 @@ def test_special_characters_in_titles_are_escaped_in_latex(runs):
         runs("s", "fedmosaic-entropy", bits, 0.9, hyperparameters={"expertise_bits": bits})
     latex = table_to_latex(table_of(runs))
     for bits in (4, 6):
-        assert f"FedMosaic (entropy, expertise\\_bits={bits})" in latex
+        assert f"FedMosaic-U (expertise\\_bits={bits})" in latex
 
 
 def test_hyperparameters_other_than_the_preset_are_shown_in_the_title(runs):
     runs("pathological-cifar10", "fedprox", 0, 0.9, hyperparameters={"mu": 0.01}, scheme="pathological")
     runs("practical-cifar10", "fedprox", 0, 0.7, hyperparameters={"mu": 5.0})
     runs("practical-cifar10", "fedmosaic-entropy", 0, 0.7, hyperparameters={"expertise": "entropy", "trust": "paper"})
-    assert titles(runs) == ["FedProx", "FedProx (mu=5)", "FedMosaic (entropy)"]
+    assert titles(runs) == ["FedProx", "FedProx (mu=5)", "FedMosaic-U"]
     table = table_of(runs, "label-skew", paper=True)
     assert [row.title for row in table.rows][3:6] == ["FedProx", "FedProx (mu=5)", "FedCT"]
     published = {row.title: [cell.published for cell in row.cells] for row in table.rows}
@@ -318,21 +318,34 @@ def test_only_methods_with_the_most_seeds_can_be_best(runs):
 
 
 def test_only_shown_methods_can_be_best(runs):
-    for variant, value in {"local": 0.9, "ditto": 0.95, "fedavg": 0.92}.items():
+    for variant, value in {"local": 0.9, "ditto": 0.95, "fedavg": 0.92, "fedprox": 0.91}.items():
         runs("h", variant, 0, value, scheme="hybrid")
     assert {
         row.title for row in table_of(runs, "compact").rows if row.cells[0].measured and row.cells[0].measured.is_best
     } == {"FedAvg"}
 
 
+def best_rows(runs):
+    table = table_of(runs)
+    return [row.title for row in table.rows if row.cells[0].measured and row.cells[0].measured.is_best]
+
+
 def test_equal_printed_means_are_both_best(runs):
-    for variant, value in {"local": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
+    for variant, value in {"fedprox": 0.9, "fedavg": 0.90000004, "fedct": 0.8999}.items():
         runs("s", variant, 0, value)
-    assert {row.title: row.cells[0].measured.is_best for row in table_of(runs).rows if row.cells[0].measured} == {
-        "Local training": True,
-        "FedAvg": True,
-        "FedCT": False,
-    }
+    assert best_rows(runs) == ["FedAvg", "FedProx"]
+
+
+def test_references_are_never_the_best_method(runs):
+    for variant, value in {"centralized": 0.99, "local": 0.98, "oracle": 0.97, "ditto": 0.6, "fedavg": 0.5}.items():
+        runs("s", variant, 0, value)
+    assert best_rows(runs) == ["Ditto"]
+
+
+def test_a_single_method_is_not_called_the_best(runs):
+    for variant, value in {"centralized": 0.5, "local": 0.4, "ditto": 0.6}.items():
+        runs("s", variant, 0, value)
+    assert best_rows(runs) == []
 
 
 def test_a_paper_table_without_runs_is_none_unless_published_results_are_requested(runs):
@@ -360,10 +373,10 @@ def test_a_note_names_seeds_without_known_domains(runs):
         folder = runs("f", "local", seed, [0.2, 0.4, 1.0], domains=OFFICE, scheme="domain")
     (folder / "shards.json").unlink()
     table = table_of(runs, "feature-shift")
-    assert "f: runs with seed 1 kept no manifest that tells who is of which domain." in table.notes
+    assert "f: the runs of seed 1 have no valid manifest with domains." in table.notes
     [row] = [row for row in table.rows if row.title == "Local training"]
     assert [cell.measured.seeds for cell in row.cells] == [(0,), (0,)]
-    assert "**30.00 [1 of 2 seeds]**" in table_to_markdown(table)
+    assert "| 30.00 [1 of 2 seeds] |" in table_to_markdown(table)
     assert not any(" local " in command for command in table.commands), "the run exists"
 
 
@@ -405,7 +418,7 @@ def test_extended_rows_form_a_group_below_the_papers_rows(runs):
 
 
 def test_oracle_is_never_the_best_method(runs):
-    for variant, value in {"local": 0.5, "centralized": 0.4, "student": 0.6, "oracle": 0.7}.items():
+    for variant, value in {"local": 0.5, "student": 0.6, "fedavg": 0.4, "oracle": 0.7}.items():
         runs("mine", variant, 0, value)
     best = {row.method_key[0] for row in table_of(runs).rows if row.cells[0].measured and row.cells[0].measured.is_best}
     assert best == {"student"}

@@ -1,36 +1,47 @@
-"""Comparison tables in LaTeX as in the paper: booktabs, rotated family names, coloured results."""
+"""Comparison tables in LaTeX: booktabs, groups of methods, coloured results, fitted to the line."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.comparison_table import BaselineRelation
-from fedmosaic_cli.report.formats.text_formats import format_accuracy, incomplete_seeds_text, rows_by_family
+from fedmosaic_cli.report.comparison_table import EXTENDED_FAMILY, BaselineRelation
+from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, FAMILY_LABELS, table_grid
+from fedmosaic_cli.report.formats.text_formats import new_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedmosaic_cli.report.comparison_table import ComparisonTable, TableCell, TableColumn, TableRow
+    from fedmosaic_cli.report.comparison_table import ComparisonTable
+    from fedmosaic_cli.report.formats.table_grid import GridCell, GridLabel, TableGrid, TableLayout
 
 PREAMBLE_FILE = "fedmosaic-preamble.tex"
-LATEX_PACKAGES = "\\usepackage{booktabs,graphicx,multirow,xcolor}"
+LATEX_PACKAGES = "\\usepackage{booktabs,xcolor}"
 COLOURED_RELATIONS = [relation for relation in BaselineRelation if relation.colour]
-# Families with a name in the margin.
-LABELLED_FAMILIES = ("FL", "PFL")
 MIN_STACKED_COLUMNS = 6
 """From this number of columns on, the standard deviation is below the mean."""
-STACK_MACRO = "stackednumbers"
-SHRINK_TO_LINE_WIDTH = (
-    "  % Shrunk to the line where it is too wide for it.",
-    "  \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
-)
+FAMILY_HEADINGS = ("co-training", EXTENDED_FAMILY)
+STACK_MACRO, HEADING_MACRO, FIT_MACRO = "stackednumbers", "stackedheading", "fedmosaicfit"
+MAX_HEADING_CHARS = 13
+"""Headings are broken into lines of this length, longer words are not broken."""
+COLUMN_WIDTH_POINTS, TEXT_WIDTH_POINTS = 200.0, 395.0
+"""The width of a column and of the text of common two-column templates, at most."""
+MAX_FLOAT_LINES, HEADER_LINES = 45, 5
+"""The number of lines of a float with several tabulars below each other, and of the headings of each."""
+# Widths of characters in points at \footnotesize, of the widest of the common fonts.
+NARROW_CHARACTERS, WIDE_CHARACTERS = "ijltfI.,:;()[]'|! ", "mw%+=<>@&"
+NARROW_POINTS, WIDE_POINTS, AVERAGE_POINTS = 2.7, 6.5, 4.5
+SCRIPT_RATIO, BOLD_RATIO = 0.9, 1.15
+"""The widths of \\scriptsize and of bold text relative to \\footnotesize."""
+COLUMN_GAP_POINTS = 6.0
 PDFLATEX_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 LATEX_ESCAPES = {
     **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", '"': "''"},
     **{"†": "\\textdagger{}", "‡": "\\textdaggerdbl{}", "§": "\\textsection{}", "¶": "\\textparagraph{}"},
     **{"[": "{[}", "]": "{]}", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}"},
+    **{"λ": "$\\lambda$", "±": "$\\pm$"},
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 
@@ -47,6 +58,14 @@ def macro_definitions() -> list[str]:
         *(f"\\definecolor{{{macro}}}{{HTML}}{{{colour}}}" for macro, colour in macros.items()),
         *(f"\\providecommand{{\\{macro}}}[1]{{\\textcolor{{{macro}}}{{#1}}}}" for macro in macros),
         f"\\providecommand{{\\{STACK_MACRO}}}[1]{{\\begin{{tabular}}[c]{{@{{}}c@{{}}}}#1\\end{{tabular}}}}",
+        f"\\providecommand{{\\{HEADING_MACRO}}}[1]{{\\begin{{tabular}}[b]{{@{{}}c@{{}}}}#1\\end{{tabular}}}}",
+        "% Uses smaller gaps and then a smaller font where a table is too wide for the line.",
+        f"\\providecommand{{\\{FIT_MACRO}}}[1]{{\\begingroup\\small\\setlength{{\\tabcolsep}}{{5pt}}\\sbox0{{#1}}%",
+        "  \\ifdim\\wd0>\\linewidth\\setlength{\\tabcolsep}{3pt}\\sbox0{#1}\\fi",
+        "  \\ifdim\\wd0>\\linewidth\\footnotesize\\sbox0{#1}\\fi",
+        "  \\ifdim\\wd0>\\linewidth\\setlength{\\tabcolsep}{1.5pt}\\sbox0{#1}\\fi",
+        "  \\ifdim\\wd0>\\linewidth\\scriptsize\\sbox0{#1}\\fi% only in narrow documents",
+        "  \\usebox0\\endgroup}",
     ]
 
 
@@ -88,84 +107,224 @@ def standalone_latex(floats: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def table_to_latex(table: ComparisonTable) -> str:
-    """Return the table as a float."""
-    relations = [relation for relation in table.baseline_relations() if relation.colour]
-    legend = ", ".join(f"\\{relation_macro(relation)}{{{relation.description}}}" for relation in relations)
-    stacked = len(table.columns) >= MIN_STACKED_COLUMNS
-    body: list[str] = []
-    for family, rows in rows_by_family(table):
-        body += ["    \\midrule", *latex_family_rows(family, rows, table, stacked)]
-    lines = [
-        *(f"% to fill a gap: {' '.join(command.split())}" for command in table.commands),
-        "\\begin{table}[t]",
-        "  \\centering\\small\\setlength{\\tabcolsep}{4pt}",
-        f"  \\caption{{{escape_latex(table.caption)}{f' Colours: {legend}.' if legend else ''}}}",
-        f"  \\label{{tab:fedmosaic-{table.name}}}",
-        "  \\smallskip",
-        *SHRINK_TO_LINE_WIDTH,
-        f"  \\begin{{tabular}}{{ll{('c' if stacked else 'r') * len(table.columns)}}}",
-        "    \\toprule",
-        *latex_header(table.columns),
-        *body,
-        "    \\bottomrule",
-        "  \\end{tabular}}",
-        *latex_notes(table),
-        "\\end{table}",
-        "",
-    ]
-    return "\n".join(lines)
+def tables_to_latex(tables: Sequence[ComparisonTable], layout: TableLayout = DEFAULT_LAYOUT) -> list[str]:
+    """Return the floats of tables that belong to one document: a note is below the first table that has it."""
+    seen_notes: set[str] = set()
+    return [table_to_latex(table, layout, seen_notes) for table in tables]
 
 
-def latex_notes(table: ComparisonTable) -> list[str]:
-    """Return the notes in small print below the table."""
-    privacy_notes = [" \\newline ".join(map(escape_latex, note)) for note in table.privacy_notes]
-    if not table.notes and not privacy_notes:
+def table_to_latex(
+    table: ComparisonTable, layout: TableLayout = DEFAULT_LAYOUT, seen_notes: set[str] | None = None
+) -> str:
+    """Return the table as a float, or as several if it is too wide for the text.
+
+    Notes in `seen_notes` are left out, and the others are added to it.
+    """
+    grid = table_grid(table, layout)
+    parts = [latex_tabular(part, layout, stacks_numbers(grid)) for part in fitting_parts(grid)]
+    environment = float_environment(label_width_points(grid) + sum(column_widths_points(grid)))
+    notes = [] if layout.plain else latex_notes(table, set() if seen_notes is None else seen_notes)
+    num_lines = HEADER_LINES + len(grid.rows) * (2 if stacks_numbers(grid) else 1)
+    chunk_size = max(1, MAX_FLOAT_LINES // num_lines)
+    chunks = [parts[start : start + chunk_size] for start in range(0, len(parts), chunk_size)]
+    caption = latex_caption(table)
+    lines = [] if layout.plain else [f"% missing: {' '.join(command.split())}" for command in table.commands]
+    if len(parts) > 1:
+        lines.append("% Wider than the text, so it is split: fewer settings or methods, or --transpose, avoid this.")
+    for number, chunk in enumerate(chunks):
+        lines += latex_float(
+            environment,
+            "(continued)" if number else caption,
+            "" if number else f"tab:fedmosaic-{table.name}",
+            chunk,
+            notes if number == len(chunks) - 1 else [],
+        )
+    return "\n".join([*lines, ""])
+
+
+def float_environment(width_points: float) -> str:
+    """Return `table`, or `table*` for a tabular that is too wide for a column of a two-column paper."""
+    return "table" if width_points <= COLUMN_WIDTH_POINTS else "table*"
+
+
+def latex_float(
+    environment: str, caption: str, label: str, tabulars: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of a float with one or several tabulars below each other. Caption and notes are LaTeX."""
+    lines = [f"\\begin{{{environment}}}[t]", "  \\centering", f"  \\caption{{{caption}}}"]
+    lines += [f"  \\label{{{label}}}"] if label else []
+    for number, tabular in enumerate(tabulars):
+        lines += [
+            "  \\par\\bigskip" if number else "  \\par\\smallskip",
+            f"  \\{FIT_MACRO}{{%",
+            *(f"  {line}" for line in tabular),
+        ]
+        lines[-1] += "}"
+    return [*lines, *notes, f"\\end{{{environment}}}"]
+
+
+def latex_caption(table: ComparisonTable) -> str:
+    relations = table.baseline_relations()
+    names = {BaselineRelation.BASELINE: "baselines"}
+    coloured = [relation for relation in relations if relation.colour]
+    if coloured in ([], [BaselineRelation.BASELINE]):
+        return latex_seed_range(escape_latex(table.caption))
+    legend = ", ".join(f"\\{relation_macro(each)}{{{names.get(each, each.description)}}}" for each in coloured)
+    return f"{latex_seed_range(escape_latex(table.caption))} Color map: {legend}."
+
+
+def latex_seed_range(text: str) -> str:
+    """Return the text with a dash in ranges of seeds."""
+    return re.sub(r"(seeds \d+)-(\d+)", r"\1--\2", text)
+
+
+def latex_notes(table: ComparisonTable, seen_notes: set[str]) -> list[str]:
+    """Return the notes in small print below the table, without those that were printed before."""
+    privacy_notes = [" \\newline ".join(map(escape_latex, note)) for note in new_notes(table.privacy_notes, seen_notes)]
+    notes = latex_seed_range(escape_latex(" ".join(new_notes(table.notes, seen_notes))))
+    if not notes and not privacy_notes:
         return []
-    text = " \\par ".join([escape_latex(" ".join(table.notes)), *privacy_notes])
+    text = " \\par ".join(filter(None, [notes, *privacy_notes]))
     return ["  \\par\\smallskip", f"  \\begin{{minipage}}{{\\linewidth}}\\footnotesize {text}\\end{{minipage}}"]
 
 
-def latex_header(columns: Sequence[TableColumn]) -> list[str]:
-    """Return the line of labels, below a line of headings if there are any."""
-    labels = "    & \\textbf{Method} & " + " & ".join(f"\\textbf{{{escape_latex(c.label)}}}" for c in columns) + " \\\\"
-    if not any(column.heading for column in columns):
-        return [labels]
-    headings, rules, position = [], [], 3
-    for heading, group in groupby(columns, key=lambda column: column.heading):
-        width = len(list(group))
-        headings.append(f"\\multicolumn{{{width}}}{{c}}{{\\textbf{{{escape_latex(heading)}}}}}")
-        rules.append(f"\\cmidrule(lr){{{position}-{position + width - 1}}}" if heading else "")
+def latex_tabular(grid: TableGrid, layout: TableLayout, is_stacked: bool) -> list[str]:
+    """Return the lines of the tabular, with the group of methods or settings above its rows."""
+    width = len(grid.columns) + 1
+    body: list[str] = []
+    for group, rows in grid.row_groups():
+        body.append("  \\midrule")
+        if group:
+            body.append(f"  \\multicolumn{{{width}}}{{@{{}}l}}{{\\textit{{{escape_latex(group_title(group))}}}}} \\\\")
+        for label, cells in rows:
+            texts = [latex_cell(cell, layout, is_stacked) for cell in cells]
+            body.append(f"  {' & '.join([escape_latex(label.text), *texts])} \\\\")
+    return [
+        f"\\begin{{tabular}}{{@{{}}l{'c' * len(grid.columns)}@{{}}}}",
+        "  \\toprule",
+        *latex_header(grid),
+        *body,
+        "  \\bottomrule",
+        "\\end{tabular}",
+    ]
+
+
+def latex_header(grid: TableGrid) -> list[str]:
+    """Return the line of labels, below a line of groups if there are any."""
+    labels = " & ".join([f"\\textbf{{{grid.corner}}}", *map(latex_heading, grid.columns)])
+    if not any(label.group for label in grid.columns):
+        return [f"  {labels} \\\\"]
+    groups, rules, position = [], [], 2
+    for group, width in grid.column_groups():
+        groups.append(f"\\multicolumn{{{width}}}{{c}}{{\\textbf{{{escape_latex(group_title(group))}}}}}")
+        rules.append(f"\\cmidrule(lr){{{position}-{position + width - 1}}}" if group else "")
         position += width
-    return ["    & & " + " & ".join(headings) + " \\\\", "    " + "".join(rules), labels]
+    return [f"  & {' & '.join(groups)} \\\\", f"  {''.join(rules)}", f"  {labels} \\\\"]
 
 
-def latex_family_rows(family: str, rows: Sequence[TableRow], table: ComparisonTable, stacked: bool) -> list[str]:
-    """Return the rows of a family, with its name beside the first row, rotated if there are several rows."""
-    name = family if family in LABELLED_FAMILIES else ""
-    if name and len(rows) > 1:
-        name = f"\\multirow{{{len(rows)}}}{{*}}{{\\rotatebox[origin=c]{{90}}{{\\textbf{{{family}}}}}}}"
-    lines = []
-    for number, row in enumerate(rows):
-        cells = [latex_result_cell(cell, table, column, stacked) for column, cell in enumerate(row.cells)]
-        lines.append("    " + " & ".join([name if number == 0 else "", escape_latex(row.title), *cells]) + " \\\\")
-    return lines
+def latex_heading(label: GridLabel) -> str:
+    """Return the label of a column, in several lines if it is long."""
+    lines = [f"\\textbf{{{escape_latex(line)}}}" for line in heading_lines(label.text)]
+    return lines[0] if len(lines) == 1 else f"\\{HEADING_MACRO}{{" + "\\\\".join(lines) + "}"
 
 
-def latex_result_cell(cell: TableCell, table: ComparisonTable, column: int, stacked: bool) -> str:
+def heading_lines(text: str) -> list[str]:
+    """Return the lines of a heading, broken between words, and in long words after hyphens."""
+    text = printable_text(text)
+    lines = wrap(text, MAX_HEADING_CHARS, break_long_words=False, break_on_hyphens=False) or [""]
+    return [part for line in lines for part in wrap(line, MAX_HEADING_CHARS, break_long_words=False) or [""]]
+
+
+def latex_cell(cell: GridCell, layout: TableLayout, is_stacked: bool) -> str:
     """Return mean and standard deviation in the relation's colour, and the published mean in black."""
-    parts, result = ["--"], cell.measured
-    if result is not None:
-        mean = f"\\textbf{{{format_accuracy(result.mean)}}}" if result.is_best else format_accuracy(result.mean)
-        parts = [mean + escape_latex(result.caveat_symbols) + incomplete_seeds_text(result, table, column)]
-        parts += [f"({format_accuracy(result.std)})"] if result.std is not None else []
-        if result.relation.colour:
-            parts = [f"\\{relation_macro(result.relation)}{{{part}}}" for part in parts]
-    if cell.published is not None:
-        difference = "" if cell.difference is None else f", ${100 * cell.difference:+.2f}$"
-        parts.append(f"[{format_accuracy(cell.published.mean)}{difference}]")
-    sized = [parts[0], *(f"{{\\tiny {part}}}" for part in parts[1:])]
-    return f"\\{STACK_MACRO}{{" + "\\\\[-3pt]".join(sized) + "}" if stacked and len(sized) > 1 else " ".join(sized)
+    parts = ["--"]
+    if cell.mean:
+        mean = f"\\textbf{{{cell.mean}}}" if cell.is_best else cell.mean
+        std = f"{{\\scriptsize $\\pm$ {cell.std}}}" if layout.plus_minus else f"{{\\scriptsize ({cell.std})}}"
+        parts = [mean + escape_latex(cell.symbols), *([std] if cell.std else [])]
+        if cell.relation and cell.relation.colour:
+            parts = [f"\\{relation_macro(cell.relation)}{{{part}}}" for part in parts]
+        parts += [f"{{\\scriptsize {escape_latex(cell.seeds)}}}"] if cell.seeds else []
+    if cell.published:
+        published = re.sub(r", ([-+][\d.]+)", r", $\1$", escape_latex(cell.published))
+        parts.append(f"{{\\scriptsize {published}}}")
+    if is_stacked and len(parts) > 1:
+        return f"\\{STACK_MACRO}{{" + "\\\\[-2pt]".join(parts) + "}"
+    return " ".join(parts)
+
+
+def stacks_numbers(grid: TableGrid) -> bool:
+    return len(grid.columns) >= MIN_STACKED_COLUMNS
+
+
+def fitting_parts(grid: TableGrid) -> list[TableGrid]:
+    """Return the grid, or grids with some of its columns each, which fit into the width of a text."""
+    parts = split_columns(label_width_points(grid), column_widths_points(grid))
+    return [grid] if len(parts) == 1 else [grid.select_columns(part) for part in parts]
+
+
+def split_columns(label_width: float, widths: Sequence[float]) -> list[list[int]]:
+    """Return the column numbers of the fewest parts that fit into the width of a text, about equally wide."""
+    parts = parts_within(label_width, widths, TEXT_WIDTH_POINTS)
+    for limit in range(int(max(widths, default=0)), int(TEXT_WIDTH_POINTS), 10):
+        balanced = parts_within(label_width, widths, limit)
+        if len(balanced) <= len(parts):
+            return balanced
+    return parts
+
+
+def parts_within(label_width: float, widths: Sequence[float], limit: float) -> list[list[int]]:
+    """Fill parts with columns up to a width."""
+    parts: list[list[int]] = [[]]
+    for number, width in enumerate(widths):
+        if parts[-1] and label_width + sum(widths[other] for other in parts[-1]) + width > limit:
+            parts.append([])
+        parts[-1].append(number)
+    return parts
+
+
+def label_width_points(grid: TableGrid) -> float:
+    return max(text_width_points(text) for text in (grid.corner, *(label.text for label in grid.rows)))
+
+
+def column_widths_points(grid: TableGrid) -> list[float]:
+    """Estimate the widths of the columns at \\footnotesize, with the gaps between them."""
+    is_stacked = stacks_numbers(grid)
+    widths = []
+    for number, label in enumerate(grid.columns):
+        heading = heading_width_points(label.text)
+        cells = [cell_width_points(row[number], is_stacked) for row in grid.cells]
+        widths.append(max([heading, *cells]) + COLUMN_GAP_POINTS)
+    return widths
+
+
+def cell_width_points(cell: GridCell, is_stacked: bool) -> float:
+    small_parts = [f"({cell.std})" if cell.std else "", cell.seeds, cell.published]
+    widths = [text_width_points(cell.mean + cell.symbols)]
+    widths += [SCRIPT_RATIO * text_width_points(f" {part}") for part in small_parts if part]
+    return max(widths) if is_stacked else sum(widths)
+
+
+def heading_width_points(text: str) -> float:
+    """Estimate the width of a bold heading in several lines."""
+    return BOLD_RATIO * max(map(text_width_points, heading_lines(text)))
+
+
+def text_width_points(text: str) -> float:
+    """Estimate the width of a text at \\footnotesize."""
+    return sum(
+        NARROW_POINTS
+        if letter in NARROW_CHARACTERS
+        else WIDE_POINTS
+        if letter.isupper() or letter in WIDE_CHARACTERS
+        else AVERAGE_POINTS
+        for letter in printable_text(text)
+    )
+
+
+def group_title(group: str) -> str:
+    """Return the label of a group as a heading: families of methods begin with a capital letter."""
+    return group[:1].upper() + group[1:] if group in (*FAMILY_LABELS.values(), *FAMILY_HEADINGS) else group
 
 
 def relation_macro(relation: BaselineRelation) -> str:
@@ -175,10 +334,14 @@ def relation_macro(relation: BaselineRelation) -> str:
 
 def escape_latex(text: str) -> str:
     """Escape text and join its lines. Characters that pdflatex cannot print become their code points."""
-    characters = unicodedata.normalize("NFC", " ".join(text.split()))
+    return "".join(LATEX_ESCAPES.get(character, character) for character in printable_text(text))
+
+
+def printable_text(text: str) -> str:
+    """Join the lines of a text and replace characters that pdflatex cannot print by their code points."""
     return "".join(
-        LATEX_ESCAPES.get(character) or (character if is_pdflatex_letter(character) else f"U+{ord(character):04X}")
-        for character in characters
+        character if character in LATEX_ESCAPES or is_pdflatex_letter(character) else f"U+{ord(character):04X}"
+        for character in unicodedata.normalize("NFC", " ".join(text.split()))
     )
 
 

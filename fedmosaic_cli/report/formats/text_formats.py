@@ -6,11 +6,12 @@ import csv
 import inspect
 import io
 import re
-from itertools import groupby
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
+from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, table_grid
+from fedmosaic_cli.report.table_averages import average_accuracies, mean_ranks
 from fedmosaic_cli.safe_text import to_csv_cell
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from fedmosaic_cli.report.comparison_table import ComparisonTable, MethodResult, TableCell, TableRow
+    from fedmosaic_cli.report.comparison_table import ComparisonTable
+    from fedmosaic_cli.report.formats.table_grid import GridCell, TableGrid, TableLayout
+
+Note = TypeVar("Note", str, tuple[str, ...])
 
 EMPTY_CELL = "-"
 UNLIMITED_WIDTH = 1000
@@ -28,33 +32,71 @@ MIN_HEADER_WIDTH = 14
 CELL_FIELDS = (
     *("setting", "family", "method", "mean", "std", "seeds", "verdict", "caveats"),
     *("domain", "published", "published_std", "difference", "table", "command"),
+    *("preset", "method_name", "method_detail", "best", "gain", "average", "mean_rank"),
 )
 
 
-def table_to_markdown(table: ComparisonTable) -> str:
-    """Return a GitHub table. Symbols mark the relation to the baselines; the best result of a column is bold."""
-    headings = [escape_markdown(": ".join(filter(None, (column.heading, column.label)))) for column in table.columns]
-    lines = [f"| | Method | {' | '.join(headings)} |", "|---|---|" + "---:|" * len(headings)]
-    for family, rows in rows_by_family(table):
-        for number, row in enumerate(rows):
-            cells = [markdown_cell(cell, table, column) for column, cell in enumerate(row.cells)]
-            name = family if number == 0 else ""
-            lines.append(f"| {name} | {escape_markdown(row.title)} | {' | '.join(cells)} |")
+def tables_to_markdown(tables: Sequence[ComparisonTable], layout: TableLayout = DEFAULT_LAYOUT) -> str:
+    """Return the tables of one document: a note is below the first table that has it."""
+    seen_notes: set[str] = set()
+    return "\n".join(table_to_markdown(table, layout, seen_notes) for table in tables)
+
+
+def table_to_markdown(
+    table: ComparisonTable, layout: TableLayout = DEFAULT_LAYOUT, seen_notes: set[str] | None = None
+) -> str:
+    """Return a GitHub table. Symbols mark the relation to the baselines; the best method of a column is bold.
+
+    Notes in `seen_notes` are left out, and the others are added to it.
+    """
+    grid = table_grid(table, layout)
+    groups = ["" if layout.transpose else label.group for label in grid.columns]  # families of methods
+    headings = [": ".join(filter(None, (group, label.text))) for group, label in zip(groups, grid.columns, strict=True)]
+    lines = [
+        f"| | {grid.corner} | {' | '.join(map(escape_markdown, headings))} |",
+        "|---|---|" + "---:|" * len(headings),
+    ]
+    for group, rows in grid.row_groups():
+        for number, (label, cells) in enumerate(rows):
+            name = escape_markdown(group) if number == 0 else ""
+            texts = " | ".join(markdown_cell(cell, layout) for cell in cells)
+            lines.append(f"| {name} | {escape_markdown(label.text)} | {texts} |")
     lines += ["", escape_markdown(table.caption), *filter(None, [symbol_legend(table)])]
-    if table.notes:
-        lines += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
-    for title, *privacy_lines in table.privacy_notes:
+    if not layout.plain:
+        lines += markdown_notes(table, set() if seen_notes is None else seen_notes)
+    return "\n".join(lines) + "\n"
+
+
+def markdown_notes(table: ComparisonTable, seen_notes: set[str]) -> list[str]:
+    """Return what is below a table: the best method, notes that were not printed before, and missing runs."""
+    lines = ["", escape_markdown(table.summary)] if table.summary else []
+    if notes := new_notes(table.notes, seen_notes):
+        lines += ["", *(f"- {escape_markdown(note)}" for note in notes)]
+    for title, *privacy_lines in new_notes(table.privacy_notes, seen_notes):
         lines += ["", escape_markdown(title), "", *(f"    {line}" for line in privacy_lines)]
     if table.commands:
-        lines += ["", "Missing:", "", *(f"    {command}" for command in table.commands)]
-    return "\n".join(lines) + "\n"
+        lines += ["", missing_results_text(table), "", *(f"    {command}" for command in table.commands)]
+    return lines
+
+
+def new_notes(notes: Iterable[Note], seen_notes: set[str]) -> list[Note]:
+    """Return the notes that are not in `seen_notes`, and add them to it."""
+    new = [note for note in notes if str(note) not in seen_notes]
+    seen_notes.update(map(str, new))
+    return new
+
+
+def missing_results_text(table: ComparisonTable) -> str:
+    """Introduce the commands that make missing results."""
+    return f"{table.num_missing} missing result{'' if table.num_missing == 1 else 's'}. Run:"
 
 
 def tables_to_json(tables: Sequence[ComparisonTable]) -> list[dict[str, Any]]:
     """Return one record per cell with a result or a command. Accuracies are fractions in full precision."""
     records = []
     for table in tables:
-        for row in table.rows:
+        averages, ranks = average_accuracies(table), mean_ranks(table)
+        for row in (*table.rows, *table.missing_rows):
             for column, cell in zip(table.columns, row.cells, strict=True):
                 measured, published = cell.measured, cell.published
                 values = (
@@ -64,6 +106,9 @@ def tables_to_json(tables: Sequence[ComparisonTable]) -> list[dict[str, Any]]:
                     [CAVEAT_DESCRIPTIONS[symbol] for symbol in measured.caveat_symbols] if measured else [],
                     *(column.domain or None, published and published.mean, published and published.std),
                     *(cell.difference, table.name, cell.command or None),
+                    *(column.group.name if column.group else column.preset, row.method_key[0], row.method_key[1]),
+                    *(measured and measured.is_best, measured and measured.gain),
+                    *(averages.get(row.method_key), ranks.get(row.method_key)),
                 )
                 if measured or published or cell.command:
                     records.append(dict(zip(CELL_FIELDS, values, strict=True)))
@@ -88,10 +133,17 @@ def records_to_csv(field_names: Sequence[str], records: Iterable[Mapping[str, An
     return text.getvalue()
 
 
-def table_to_terminal(table: ComparisonTable, width: int = UNLIMITED_WIDTH) -> Group:
+def table_to_terminal(
+    table: ComparisonTable,
+    width: int = UNLIMITED_WIDTH,
+    layout: TableLayout = DEFAULT_LAYOUT,
+    seen_notes: set[str] | None = None,
+) -> Group:
     """Return the table in the paper's colours, with symbols for readers who cannot distinguish them.
 
-    If the columns do not fit into the width, the result is several tables below each other.
+    If the columns do not fit into the width, the result is several tables below each other. It does not contain the
+    commands that make missing runs, because a console wraps what it prints. Notes in `seen_notes` are left out, and the
+    others are added to it.
     """
     from rich.console import Console, Group
     from rich.text import Text
@@ -99,49 +151,53 @@ def table_to_terminal(table: ComparisonTable, width: int = UNLIMITED_WIDTH) -> G
     def fits(view: RichTable) -> bool:
         return Console(width=UNLIMITED_WIDTH).measure(view).maximum <= width
 
-    columns = range(len(table.columns))
-    views = [terminal_table(table, columns, UNLIMITED_WIDTH)]
+    grid = table_grid(table, layout)
+    columns = range(len(grid.columns))
+    views = [terminal_table(grid, layout, UNLIMITED_WIDTH)]
     if not fits(views[0]):
         parts: list[list[int]] = [[]]
         for column in columns:
-            if parts[-1] and not fits(terminal_table(table, [*parts[-1], column], MIN_HEADER_WIDTH)):
+            candidate = grid.select_columns([*parts[-1], column])
+            if parts[-1] and not fits(terminal_table(candidate, layout, MIN_HEADER_WIDTH)):
                 parts.append([])
             parts[-1].append(column)
-        views = [terminal_table(table, part, MIN_HEADER_WIDTH) for part in parts]
-    privacy_lines = [line for note in table.privacy_notes for line in note]
-    text = "\n".join(filter(None, [table.caption, symbol_legend(table), *table.notes, *privacy_lines]))
-    missing = [Text("missing:", style="dim"), *map(Text, table.commands)] if table.commands else []
-    return Group(*views, Text(text, style="dim"), *missing)
+        views = [terminal_table(grid.select_columns(part), layout, MIN_HEADER_WIDTH) for part in parts]
+    lines, summary = [table.caption, symbol_legend(table)], []
+    if not layout.plain:
+        seen = set() if seen_notes is None else seen_notes
+        lines += new_notes(table.notes, seen)
+        lines += [line for note in new_notes(table.privacy_notes, seen) for line in note]
+        summary = [Text(table.summary)] if table.summary else []
+    return Group(*views, *summary, Text("\n".join(filter(None, lines)), style="dim"))
 
 
-def terminal_table(table: ComparisonTable, columns: Sequence[int], max_header_width: int) -> RichTable:
-    """Return some columns of the table. Headings wider than the maximum and than their cells are wrapped."""
+def terminal_table(grid: TableGrid, layout: TableLayout, max_header_width: int) -> RichTable:
+    """Return a view of the grid. Headings wider than the maximum and than their cells are wrapped."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     view = RichTable(box=box.SIMPLE_HEAD)
     view.add_column("")
-    view.add_column("Method")
-    for number in columns:
-        column = table.columns[number]
-        cells = [terminal_cell(row.cells[number], table, number) for row in table.rows]
+    view.add_column(grid.corner)
+    for number, label in enumerate(grid.columns):
+        cells = [terminal_cell(row[number], layout) for row in grid.cells]
         width = max(max_header_width, *(cell.cell_len for cell in cells))
-        lines = [line for text in (column.heading, column.label) for line in wrap(text, width)]
+        lines = [line for text in (label.group, label.text) for line in wrap(text, width)]
         view.add_column(Text("\n".join(lines)), justify="right", no_wrap=True)
-    for family, rows in rows_by_family(table):
-        for number, row in enumerate(rows):
-            name = Text(family if number == 0 else "", style="dim")
-            cells = [terminal_cell(row.cells[column], table, column) for column in columns]
-            view.add_row(name, Text(row.title), *cells, end_section=number == len(rows) - 1)
+    for group, rows in grid.row_groups():
+        for number, (label, row) in enumerate(rows):
+            name = Text(group if number == 0 else "", style="dim")
+            cells = [terminal_cell(cell, layout) for cell in row]
+            view.add_row(name, Text(label.text), *cells, end_section=number == len(rows) - 1)
     return view
 
 
-def table_to_svg(table: ComparisonTable) -> str:
+def table_to_svg(table: ComparisonTable, layout: TableLayout = DEFAULT_LAYOUT) -> str:
     """Return an image of the terminal view, as wide as the table needs."""
     from rich.console import Console
 
-    view = table_to_terminal(table)
+    view = table_to_terminal(table, layout=layout)
     width = Console(width=UNLIMITED_WIDTH).measure(view.renderables[0]).maximum
     console = Console(record=True, width=max(width, 80), file=io.StringIO())
     console.print(view)
@@ -151,47 +207,31 @@ def table_to_svg(table: ComparisonTable) -> str:
     return console.export_svg(title="fedmosaic report", code_format=template)
 
 
-def terminal_cell(cell: TableCell, table: ComparisonTable, column: int) -> Text:
+def terminal_cell(cell: GridCell, layout: TableLayout) -> Text:
     from rich.text import Text
 
-    if cell.measured is None:
-        return Text(f"{EMPTY_CELL}{published_text(cell)}  ", style="dim")
-    relation = cell.measured.relation
-    style = f"#{relation.colour}" if relation.colour else ""
-    text = f"{result_text(cell.measured, table, column)} {relation.symbol or ' '}{published_text(cell)}"
-    return Text(text, style=f"bold {style}" if cell.measured.is_best else style)
+    published = f" {cell.published}" if cell.published else ""
+    if not cell.mean:
+        return Text(f"{EMPTY_CELL}{published}  ", style="dim")
+    colour, symbol = (cell.relation.colour, cell.relation.symbol) if cell.relation else ("", "")
+    style = f"#{colour}" if colour else ""
+    text = f"{result_text(cell, layout)} {symbol or ' '}{published}"
+    return Text(text, style=f"bold {style}" if cell.is_best else style)
 
 
-def markdown_cell(cell: TableCell, table: ComparisonTable, column: int) -> str:
-    text = EMPTY_CELL
-    if cell.measured is not None:
-        text = result_text(cell.measured, table, column)
-        text = f"{f'**{text}**' if cell.measured.is_best else text} {cell.measured.relation.symbol}".rstrip()
-    return text + escape_markdown_characters(published_text(cell))
+def markdown_cell(cell: GridCell, layout: TableLayout) -> str:
+    published = escape_markdown_characters(f" {cell.published}" if cell.published else "")
+    if not cell.mean:
+        return EMPTY_CELL + published
+    text = result_text(cell, layout)
+    symbol = cell.relation.symbol if cell.relation else ""
+    return f"{f'**{text}**' if cell.is_best else text} {symbol}".rstrip() + published
 
 
-def result_text(result: MethodResult, table: ComparisonTable, column: int) -> str:
+def result_text(cell: GridCell, layout: TableLayout) -> str:
     """Return mean, caveat symbols, standard deviation and, if incomplete, the number of seeds."""
-    std = f" ({format_accuracy(result.std)})" if result.std is not None else ""
-    return format_accuracy(result.mean) + result.caveat_symbols + std + incomplete_seeds_text(result, table, column)
-
-
-def published_text(cell: TableCell) -> str:
-    """Return the published mean and the difference to it."""
-    if cell.published is None:
-        return ""
-    difference = "" if cell.difference is None else f", {100 * cell.difference:+.2f}"
-    return f" [{format_accuracy(cell.published.mean)}{difference}]"
-
-
-def incomplete_seeds_text(result: MethodResult, table: ComparisonTable, column: int) -> str:
-    """Return the number of seeds of a method that lacks seeds of its column."""
-    total = len(table.seeds(column))
-    return "" if len(result.seeds) == total else f" [{len(result.seeds)} of {total} seeds]"
-
-
-def format_accuracy(fraction: float) -> str:
-    return f"{100 * fraction:.2f}"
+    std = f"± {cell.std}" if layout.plus_minus else f"({cell.std})"
+    return " ".join(filter(None, (cell.mean + cell.symbols, std if cell.std else "", cell.seeds)))
 
 
 def symbol_legend(table: ComparisonTable) -> str:
@@ -200,10 +240,6 @@ def symbol_legend(table: ComparisonTable) -> str:
         f"{relation.symbol} {relation.description}" for relation in table.baseline_relations() if relation.symbol
     ]
     return "; ".join(symbols) + "." if symbols else ""
-
-
-def rows_by_family(table: ComparisonTable) -> list[tuple[str, list[TableRow]]]:
-    return [(family, list(rows)) for family, rows in groupby(table.rows, key=lambda row: row.family)]
 
 
 def escape_markdown(text: str) -> str:

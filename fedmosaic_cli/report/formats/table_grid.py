@@ -1,0 +1,171 @@
+"""A comparison table as a grid of texts, which all formats print: with averages and ranks, and transposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.report.comparison import ORACLE_KEY
+from fedmosaic_cli.report.table_averages import average_accuracies, best_methods, mean_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedmosaic_cli.report.comparison import MethodKey
+    from fedmosaic_cli.report.comparison_table import (
+        BaselineRelation,
+        ComparisonTable,
+        MethodResult,
+        TableCell,
+        TableRow,
+    )
+
+FAMILY_LABELS = {"baseline": "references"}
+"""Labels of families of methods, where they differ from the names in JSON and CSV."""
+AVERAGE_LABEL, RANK_LABEL = "Average", "Mean rank"
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """How comparison tables are printed.
+
+    Attributes:
+        average: Add the mean over settings.
+        rank: Add the mean rank over settings.
+        transpose: One row per setting and one column per method.
+        plain: Without notes and commands below the table.
+        plus_minus: Standard deviations after a plus-minus sign instead of in brackets.
+    """
+
+    average: bool = False
+    rank: bool = False
+    transpose: bool = False
+    plain: bool = False
+    plus_minus: bool = False
+
+
+DEFAULT_LAYOUT = TableLayout()
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """The texts of a cell. `mean` is empty without a result; `published` has the difference to the published result."""
+
+    mean: str = ""
+    std: str = ""
+    symbols: str = ""
+    seeds: str = ""
+    published: str = ""
+    relation: BaselineRelation | None = None
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class GridLabel:
+    """The label of a row or column. Adjacent labels may belong to a group."""
+
+    text: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class TableGrid:
+    """Rows of cells with labels. `corner` names the labels of the rows."""
+
+    corner: str
+    columns: tuple[GridLabel, ...]
+    rows: tuple[GridLabel, ...]
+    cells: tuple[tuple[GridCell, ...], ...]
+
+    def transposed(self, corner: str) -> TableGrid:
+        return TableGrid(corner, self.rows, self.columns, tuple(zip(*self.cells, strict=True)))
+
+    def select_columns(self, numbers: Sequence[int]) -> TableGrid:
+        """Return the grid with some of its columns."""
+        cells = tuple(tuple(row[number] for number in numbers) for row in self.cells)
+        return TableGrid(self.corner, tuple(self.columns[number] for number in numbers), self.rows, cells)
+
+    def row_groups(self) -> list[tuple[str, list[tuple[GridLabel, tuple[GridCell, ...]]]]]:
+        """Return the adjacent rows of each group."""
+        labelled = zip(self.rows, self.cells, strict=True)
+        return [(group, list(rows)) for group, rows in groupby(labelled, key=lambda pair: pair[0].group)]
+
+    def column_groups(self) -> list[tuple[str, int]]:
+        """Return the groups of adjacent columns with their numbers of columns."""
+        return [(group, len(list(same))) for group, same in groupby(self.columns, key=lambda label: label.group)]
+
+
+def table_grid(table: ComparisonTable, layout: TableLayout = DEFAULT_LAYOUT) -> TableGrid:
+    """Return the grid of a table in a layout."""
+    columns = [GridLabel(column.label, column.heading) for column in table.columns]
+    cells = [[grid_cell(cell, table, number) for number, cell in enumerate(row.cells)] for row in table.rows]
+    if layout.average:
+        averages = average_accuracies(table)
+        best = best_methods(table, {key: -100 * value for key, value in averages.items()}, decimals=2)
+        add_column(columns, cells, AVERAGE_LABEL, value_cells(table, averages, 100, best))
+    if layout.rank:
+        ranks = mean_ranks(table)
+        add_column(columns, cells, RANK_LABEL, value_cells(table, ranks, 1, best_methods(table, ranks, decimals=2)))
+    grid = TableGrid("Method", tuple(columns), row_labels(table.rows), tuple(map(tuple, cells)))
+    return grid.transposed("Setting") if layout.transpose else grid
+
+
+def row_labels(rows: Sequence[TableRow]) -> tuple[GridLabel, ...]:
+    """Return the titles of rows with their families, or without them if rows of a family are not adjacent."""
+    families = [family for family, _ in groupby(row.family for row in rows if row.method_key != ORACLE_KEY)]
+    is_grouped = len(set(families)) == len(families)
+    return tuple(GridLabel(row.title, FAMILY_LABELS.get(row.family, row.family) if is_grouped else "") for row in rows)
+
+
+def add_column(columns: list[GridLabel], cells: list[list[GridCell]], label: str, values: Sequence[GridCell]) -> None:
+    columns.append(GridLabel(label))
+    for row, value in zip(cells, values, strict=True):
+        row.append(value)
+
+
+def value_cells(
+    table: ComparisonTable, values: Mapping[MethodKey, float], factor: int, best: set[MethodKey]
+) -> list[GridCell]:
+    """Return a cell with a value for each row, empty where there is none."""
+    return [
+        GridCell(f"{factor * values[row.method_key]:.2f}", is_best=row.method_key in best)
+        if row.method_key in values
+        else GridCell()
+        for row in table.rows
+    ]
+
+
+def grid_cell(cell: TableCell, table: ComparisonTable, column: int) -> GridCell:
+    """Return the texts of a cell of the table."""
+    published = published_text(cell)
+    result = cell.measured
+    if result is None:
+        return GridCell(published=published)
+    return GridCell(
+        format_accuracy(result.mean),
+        "" if result.std is None else format_accuracy(result.std),
+        result.caveat_symbols,
+        incomplete_seeds_text(result, table, column),
+        published,
+        result.relation,
+        result.is_best,
+    )
+
+
+def incomplete_seeds_text(result: MethodResult, table: ComparisonTable, column: int) -> str:
+    """Return the number of seeds of a method that lacks seeds of its column."""
+    total = len(table.seeds(column))
+    return "" if len(result.seeds) == total else f"[{len(result.seeds)} of {total} seeds]"
+
+
+def published_text(cell: TableCell) -> str:
+    """Return the published mean and the difference to it."""
+    if cell.published is None:
+        return ""
+    difference = "" if cell.difference is None else f", {100 * cell.difference:+.2f}"
+    return f"[{format_accuracy(cell.published.mean)}{difference}]"
+
+
+def format_accuracy(fraction: float) -> str:
+    return f"{100 * fraction:.2f}"

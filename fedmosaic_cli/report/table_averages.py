@@ -1,0 +1,57 @@
+"""Averages and mean ranks of the rows of a comparison table over its columns."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, ORACLE_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedmosaic_cli.report.comparison import MethodKey
+    from fedmosaic_cli.report.comparison_table import ComparisonTable, TableRow
+
+UNRANKED_KEYS = (CENTRALIZED_KEY, ORACLE_KEY)
+"""Rows without a rank: no federation can use the data or labels that they use."""
+
+
+def average_accuracies(table: ComparisonTable) -> dict[MethodKey, float]:
+    """Return the mean over columns of each row with a result in all of them."""
+    return {row.method_key: fmean(means) for row in table.rows if (means := complete_means(row))}
+
+
+def mean_ranks(table: ComparisonTable) -> dict[MethodKey, float]:
+    """Return the mean rank over columns of each row with a result in all of them; 1 is best, ties share a rank.
+
+    Results are compared as they are printed. Centralized and the oracle have no rank.
+    """
+    percents = {
+        row.method_key: [round(100 * mean, 2) for mean in means]
+        for row in table.rows
+        if row.method_key not in UNRANKED_KEYS and (means := complete_means(row))
+    }
+    columns = list(zip(*percents.values(), strict=True))
+    return {
+        key: fmean(tied_rank(value, column) for value, column in zip(values, columns, strict=True))
+        for key, values in percents.items()
+    }
+
+
+def tied_rank(value: float, values: tuple[float, ...]) -> float:
+    """Return the rank of a value, 1 for the largest; equal values share the mean of their ranks."""
+    return 1 + sum(other > value for other in values) + (values.count(value) - 1) / 2
+
+
+def complete_means(row: TableRow) -> list[float]:
+    """Return the means of a row; [] if a column has no result."""
+    means = [cell.measured.mean for cell in row.cells if cell.measured]
+    return means if len(means) == len(row.cells) else []
+
+
+def best_methods(table: ComparisonTable, values: Mapping[MethodKey, float], decimals: int) -> set[MethodKey]:
+    """Return the methods with the smallest printed value: ranks, or negative accuracies. References do not count."""
+    references = {row.method_key for row in table.rows if row.is_reference}
+    printed = {key: round(value, decimals) for key, value in values.items() if key not in references}
+    return {key for key, value in printed.items() if len(printed) > 1 and value == min(printed.values())}
