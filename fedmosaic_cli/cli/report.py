@@ -14,7 +14,16 @@ from fedmosaic_cli.cli.app import printable_line
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption, QuietOption
 from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
 from fedmosaic_cli.cli.data_dir_options import progress_callback
+from fedmosaic_cli.cli.figure_options import (
+    ClientsOption,
+    FormatOption,
+    SerifOption,
+    StyleOption,
+    WidthOption,
+    parse_figure_options,
+)
 from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS, FigureOptions, FigureStyle
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -70,6 +79,11 @@ def report(
     html: Annotated[
         Path | None, typer.Option(help="Also write everything as one HTML page.", show_default=False)
     ] = None,
+    style: StyleOption = FigureStyle.explained,
+    width: WidthOption = None,
+    serif: SerifOption = False,
+    figure_formats: FormatOption = None,
+    clients: ClientsOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -86,12 +100,14 @@ def report(
     fedmosaic report --latex > table.tex && pdflatex table.tex
     fedmosaic report --statistics
     fedmosaic report runs --out results --html results/index.html
+    fedmosaic report --out results --style paper --width column --serif
     """
     output_format = choose_output_format(latex, markdown, as_csv, as_json)
     if statistics and (table or (paper and not output and not html)):
         option = "--table" if table else "--paper"
         raise RequestError(f"statistics are printed instead of tables (--statistics): omit {option}")
     validate_output_paths(output, html)
+    figure_options = parse_figure_options(style, width, serif, figure_formats, clients, bool(output) and figures)
 
     from fedmosaic_cli.report.collect import collect_runs
     from fedmosaic_cli.report.comparison import comparison_groups
@@ -112,7 +128,9 @@ def report(
         show_tables(build_tables(table, groups, paper, runs_dir), output_format)
     with progress_callback(quiet) as on_progress:
         if output:
-            write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress)
+            write_result_files(
+                output, groups, build_all_tables(groups, paper), figures, on_progress, None, figure_options
+            )
         if html:
             write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress)
 
@@ -243,6 +261,7 @@ def write_result_files(
     figures: bool,
     on_progress: ProgressCallback,
     figure_kinds: Collection[str] | None = None,
+    figure_options: FigureOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Write tables, statistics and figures (of the given kinds, default all) to a directory."""
     from fedmosaic_cli.report.output_files import FIGURES_DIR, figure_files, result_files
@@ -251,7 +270,7 @@ def write_result_files(
     comparisons, ranking = compare_methods(groups)
     files = result_files(groups, tables, comparisons, ranking)
     if figures:
-        drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds)
+        drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds, figure_options)
         files |= drawn
         print_limited(messages, "--html lists all runs")
         make_directories(output / FIGURES_DIR)
