@@ -28,7 +28,7 @@ COUNTED_EXAMPLES_NOTE = "All examples of a client are counted: those for trainin
 MIN_DOT_CELL_INCHES = 0.115
 MAX_CELL_INCHES = 0.3
 MAX_DOT_CLASSES = 30
-MAX_HEIGHT_INCHES = 8.0
+MAX_HEIGHT_INCHES, MAX_HEIGHT_PER_WIDTH = 8.0, 1.5
 MAX_CLASS_NAME_CHARS = 20
 MAX_LABELLED_BARS = 20
 DOT_COLOR = "#2F6690"
@@ -67,12 +67,16 @@ def class_counts_figure(
     table = np.asarray(counts)
     clients, classes = table.shape
     names = [truncate_name(name) for name in class_names]
-    cell = axes_width_inches(names, options) / clients
+    width = axes_width_inches(names, options)
+    spans, is_vertical = domain_spans([name or "" for name in domains], width, options)
+    longest = max((len(name) for _, _, name in spans), default=0)
+    above = longest * options.char_inches if is_vertical else options.line_height_inches * bool(spans)
+    cell = width / clients
     if cell >= MIN_DOT_CELL_INCHES and classes <= MAX_DOT_CLASSES:
-        figure = dot_matrix(table, names, min(cell, MAX_CELL_INCHES), caption, options)
+        figure = dot_matrix(table, names, min(cell, MAX_CELL_INCHES), caption, options, above)
     else:
-        figure = heatmap(table, names, caption, options)
-    draw_domain_labels(figure.axes[0], [name or "" for name in domains], axes_width_inches(names, options), options)
+        figure = heatmap(table, names, caption, options, above)
+    draw_domain_labels(figure.axes[0], spans, is_vertical)
     add_caption(figure, options, *caption)
     return figure
 
@@ -105,12 +109,17 @@ def public_class_counts_figure(
 
 
 def dot_matrix(
-    counts: NDArray[np.int64], class_names: Sequence[str], cell: float, caption: Caption, options: FigureOptions
+    counts: NDArray[np.int64],
+    class_names: Sequence[str],
+    cell: float,
+    caption: Caption,
+    options: FigureOptions,
+    inches_above: float = 0.0,
 ) -> Figure:
     """One dot per client and class, with an area proportional to the count; `cell` is the space of a dot in inches."""
     clients, classes = counts.shape
-    row = min(max(cell, options.line_height_inches), MAX_HEIGHT_INCHES / classes)
-    height = row * max(classes, 4) + 0.5 + note_height_inches(options, caption.note)
+    row = min(max(cell, options.line_height_inches), max_height_inches(options) / classes)
+    height = row * max(classes, 4) + 0.5 + inches_above + note_height_inches(options, caption.note)
     figure, axes = new_figure_with_axes(options.width_inches, height)
     largest_area = (72 * 0.9 * min(cell, row)) ** 2
     client, number = np.meshgrid(np.arange(clients), np.arange(classes), indexing="ij")
@@ -132,24 +141,37 @@ def dot_matrix(
     return figure
 
 
-def heatmap(counts: NDArray[np.int64], class_names: Sequence[str], caption: Caption, options: FigureOptions) -> Figure:
+def heatmap(
+    counts: NDArray[np.int64],
+    class_names: Sequence[str],
+    caption: Caption,
+    options: FigureOptions,
+    inches_above: float = 0.0,
+) -> Figure:
     """One cell per client and class; darker cells have more examples. Only some of many class names are shown."""
     from matplotlib.ticker import MaxNLocator
 
     classes = counts.shape[1]
-    row = min(options.line_height_inches, MAX_HEIGHT_INCHES / classes)
+    row = min(options.line_height_inches, max_height_inches(options) / classes)
     height = row * max(classes, 8) + 0.5
-    figure, axes = new_figure_with_axes(options.width_inches, height + note_height_inches(options, caption.note))
+    figure, axes = new_figure_with_axes(
+        options.width_inches, height + inches_above + note_height_inches(options, caption.note)
+    )
     highest = max(int(counts.max(initial=0)), 1)
     image = axes.imshow(counts.T, cmap=COLOR_MAP, vmin=0, vmax=highest, aspect="auto", interpolation_stage="data")
     axes.invert_yaxis()
     set_client_and_class_axes(axes, counts.shape, class_names, int(height / options.line_height_inches) - 2, options)
     axes.tick_params(length=0)
-    bar = figure.colorbar(image, label="examples", aspect=15, ticks=MaxNLocator(4, integer=True))
+    bar = figure.colorbar(image, label="examples", aspect=max(15, 5 * height), ticks=MaxNLocator(4, integer=True))
     bar.outline.set_visible(False)
     axes.spines[:].set_visible(True)
     axes.spines[:].set_color("0.7")
     return figure
+
+
+def max_height_inches(options: FigureOptions) -> float:
+    """The largest height of the cells of all classes."""
+    return min(MAX_HEIGHT_INCHES, MAX_HEIGHT_PER_WIDTH * options.width_inches) - 0.5
 
 
 def set_client_and_class_axes(
@@ -172,22 +194,28 @@ def tick_step(num_names: int, max_ticks: int) -> int:
     return next(step for step in steps if num_names <= step * max(max_ticks, 1))
 
 
-def draw_domain_labels(axes: Axes, domains: list[str], width_inches: float, options: FigureOptions) -> None:
-    """Write each domain above its clients, with separators between domains.
+def domain_spans(
+    domains: Sequence[str], width_inches: float, options: FigureOptions
+) -> tuple[list[tuple[int, int, str]], bool]:
+    """First client, end and name of each domain, and whether the names do not fit horizontally.
 
-    Names are vertical if they do not fit horizontally, and omitted if they do not fit vertically.
+    There are no spans if the names do not fit vertically either.
     """
     starts = [client for client, name in enumerate(domains) if name and (client == 0 or domains[client - 1] != name)]
     if not starts:
-        return
-    spans = list(zip(starts, [*starts[1:], len(domains)], strict=True))
+        return [], False
+    ends = [*starts[1:], len(domains)]
     inches = 0.9 * width_inches / len(domains)
-    if min(end - start for start, end in spans) * inches < options.line_height_inches:
-        return
-    is_vertical = any(len(domains[start]) * options.char_inches > (end - start) * inches for start, end in spans)
-    for start, end in spans:
+    if min(end - start for start, end in zip(starts, ends, strict=True)) * inches < options.line_height_inches:
+        return [], False
+    spans = [(start, end, truncate_name(domains[start])) for start, end in zip(starts, ends, strict=True)]
+    return spans, any(len(name) * options.char_inches > (end - start) * inches for start, end, name in spans)
+
+
+def draw_domain_labels(axes: Axes, spans: Sequence[tuple[int, int, str]], is_vertical: bool) -> None:
+    """Write each domain above its clients, with separators between domains."""
+    for start, end, name in spans:
         style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center"}
-        name = truncate_name(domains[start]) if is_vertical else domains[start]
         axes.text((start + end - 1) / 2, 1.02, name, rotation=90 * is_vertical, va="bottom", **style)
         if start:
             axes.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle=":")
