@@ -15,6 +15,14 @@ from fedmosaic_cli.cli.app import printable_line
 from fedmosaic_cli.cli.common_options import DebugOption, JsonOption, QuietOption
 from fedmosaic_cli.cli.console import print_json, print_stderr, print_stdout, stdout_console
 from fedmosaic_cli.cli.data_dir_options import progress_callback
+from fedmosaic_cli.cli.figure_options import (
+    ClientsOption,
+    FormatOption,
+    SerifOption,
+    StyleOption,
+    WidthOption,
+    parse_figure_options,
+)
 from fedmosaic_cli.cli.report_options import (
     AverageOption,
     MethodsOption,
@@ -30,6 +38,7 @@ from fedmosaic_cli.cli.report_options import (
     table_layout,
 )
 from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS, FigureOptions, FigureStyle
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -103,6 +112,11 @@ def report(
     html: Annotated[
         Path | None, typer.Option(help="Also write everything as one HTML page.", show_default=False)
     ] = None,
+    style: StyleOption = FigureStyle.explained,
+    width: WidthOption = None,
+    serif: SerifOption = False,
+    figure_formats: FormatOption = None,
+    clients: ClientsOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -123,6 +137,7 @@ def report(
     fedmosaic report --long results.csv
     fedmosaic report --statistics
     fedmosaic report runs --out results --html results/index.html
+    fedmosaic report --out results --style paper --width column --serif
     """
     output_format = choose_output_format(latex, markdown, as_csv, as_json)
     if statistics and (table or (paper and not output and not html)):
@@ -135,6 +150,7 @@ def report(
     selection = parse_report_selection(methods, settings, names, order)
     if long:
         validate_long_path(long)
+    figure_options = parse_figure_options(style, width, serif, figure_formats, clients, bool(output) and figures)
 
     from fedmosaic_cli.report.collect import collect_runs
     from fedmosaic_cli.report.comparison import comparison_groups
@@ -157,7 +173,15 @@ def report(
         if long:
             write_long_csv(long, groups, on_progress)
         if output:
-            write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress, layout=layout)
+            write_result_files(
+                output,
+                groups,
+                build_all_tables(groups, paper),
+                figures,
+                on_progress,
+                layout=layout,
+                figure_options=figure_options,
+            )
         if html:
             write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress)
 
@@ -318,6 +342,7 @@ def write_result_files(
     on_progress: ProgressCallback,
     figure_kinds: Collection[str] | None = None,
     layout: TableLayout | None = None,
+    figure_options: FigureOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Write tables, statistics and figures (of the given kinds, default all) to a directory."""
     from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT
@@ -327,7 +352,7 @@ def write_result_files(
     comparisons, ranking = compare_methods(groups)
     files = result_files(groups, tables, comparisons, ranking, layout or DEFAULT_LAYOUT)
     if figures:
-        drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds)
+        drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds, figure_options)
         files |= drawn
         print_limited(messages, "--html lists all runs")
         make_directories(output / FIGURES_DIR)

@@ -10,6 +10,7 @@ from fedmosaic_cli.report.formats.latex import PREAMBLE_FILE, latex_document, la
 from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT
 from fedmosaic_cli.report.formats.text_formats import table_to_markdown, table_to_svg, tables_to_csv
 from fedmosaic_cli.report.paper_tables import overview_table, select_tables
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
 from fedmosaic_cli.report.regimes import find_regime_maps, regime_maps_to_csv
 from fedmosaic_cli.report.stats_tables import TextTable
 from fedmosaic_cli.safe_text import escape_control_characters
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
     from fedmosaic_cli.report.formats.table_grid import TableLayout
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
     from fedmosaic_cli.report.statistics import MethodComparison, MethodRanking
 
 FIGURES_DIR = "figures"
@@ -73,17 +75,22 @@ def figure_files(
     ranking: MethodRanking | None,
     on_progress: ProgressCallback,
     kinds: Collection[str] | None = None,
+    options: FigureOptions = DEFAULT_OPTIONS,
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the figures as PNG and PDF, and a message for each missing figure and each skipped run."""
+    """Return the files of the figures, and a message for each missing figure and each skipped run."""
+    from fedmosaic_cli.report.plots.figure_captions import caption_files
     from fedmosaic_cli.report.plots.figure_set import FigureSet
 
-    figure_set = FigureSet(groups, ranking, kinds)
+    figure_set = FigureSet(groups, ranking, kinds, options)
     files: dict[str, bytes] = {}
     total = len(figure_set)
     for number, (name, draw) in enumerate(figure_set):
         on_progress("drawing figures", number, total)
         files |= {f"{FIGURES_DIR}/{name}.{suffix}": content for suffix, content in draw().items()}
     on_progress("drawing figures", total, total)
+    if options.is_paper:
+        captions = caption_files(figure_set.captions, options)
+        files |= {f"{FIGURES_DIR}/{name}": text.encode() for name, text in captions.items()}
     messages = [f"left out of figures {run.path}: {run.reason}" for run in figure_set.skipped]
     return files, [*messages, *(f"no figure {missing.name}: {missing.reason}" for missing in figure_set.missing)]
 
@@ -94,17 +101,18 @@ def regime_map_diagrams(groups: Sequence[ComparisonGroup]) -> list[TextTable]:
     if not regime_maps:
         return []
     from fedmosaic_cli.report.plots.canvas import render_inline_svg
+    from fedmosaic_cli.report.plots.figure_options import PAGE_OPTIONS
     from fedmosaic_cli.report.plots.plot_style import use_plot_style
     from fedmosaic_cli.report.plots.regime_map import NOTE, TITLE, regime_map_figure
 
     left_out = "".join(f" {note[:1].upper()}{note[1:]}." for note in notes)
-    with use_plot_style():
+    with use_plot_style(PAGE_OPTIONS):
         return [
             TextTable(
                 f"{TITLE}: {regime_map.label}",
                 *((), ()),
                 note=NOTE + left_out,
-                svg=render_inline_svg(regime_map_figure(regime_map, is_captioned=False)),
+                svg=render_inline_svg(regime_map_figure(regime_map, PAGE_OPTIONS)),
             )
             for regime_map in regime_maps
         ]
@@ -115,12 +123,12 @@ def add_rank_diagram(tables: Sequence[TextTable], ranking: MethodRanking | None)
     if ranking is None:
         return list(tables)
     from fedmosaic_cli.report.plots.canvas import render_inline_svg
+    from fedmosaic_cli.report.plots.figure_options import PAGE_OPTIONS
     from fedmosaic_cli.report.plots.plot_style import use_plot_style
     from fedmosaic_cli.report.plots.rank_diagram import critical_difference_figure
 
     *others, ranks = tables
-    with use_plot_style():
-        figure = critical_difference_figure(ranking, title="")
-        figure.supxlabel("")
+    with use_plot_style(PAGE_OPTIONS):
+        figure = critical_difference_figure(ranking, PAGE_OPTIONS)
         note = f"{ranks.note} In the diagram a bar joins methods that lie within that difference (CD) of each other."
         return [*others, replace(ranks, svg=render_inline_svg(figure), note=note)]

@@ -12,7 +12,12 @@ from fedmosaic_cli.data.datasets import find_dataset_source, load_dataset, locat
 from fedmosaic_cli.data.partitioning.partition import partition_dataset
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
-from fedmosaic_cli.report.plots.partition_plots import render_class_counts, render_public_class_counts
+from fedmosaic_cli.report.plots.canvas import Caption
+from fedmosaic_cli.report.plots.partition_plots import (
+    COUNTED_EXAMPLES_NOTE,
+    render_class_counts,
+    render_public_class_counts,
+)
 from fedmosaic_cli.runner.resume_checks import config_differences, display_difference
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
@@ -70,13 +75,12 @@ def partition_plots(manifest: dict[str, Any]) -> dict[str, bytes]:
     counts, names = class_counts_by_client(manifest), manifest["class_names"]
     source = f"{manifest['dataset']}, {manifest['scheme']}"
     domains = [client["domain"] for client in manifest["clients"]]
-    title = f"{source}: examples of {len(counts)} clients"
-    plots = {"distribution": render_class_counts(counts, names, title, domains)}
+    caption = Caption(f"examples of {len(counts)} clients per class", source, COUNTED_EXAMPLES_NOTE)
+    plots = {"distribution": render_class_counts(counts, names, caption, domains)}
     public = manifest["public"]
     if public["size"]:
-        plots["public"] = render_public_class_counts(
-            public["class_counts"], names, f"{source}: public set, {public['size']} examples"
-        )
+        caption = Caption(f"classes of the {public['size']} examples of the public set", source)
+        plots["public"] = render_public_class_counts(public["class_counts"], names, caption)
     return {f"{name}.{ending}": content for name, files in plots.items() for ending, content in files.items()}
 
 

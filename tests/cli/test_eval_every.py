@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.report.plots.canvas import new_figure_with_axes
 from fedmosaic_cli.report.plots.figure_data import SeedBand
+from fedmosaic_cli.report.plots.plot_style import method_line_styles
 from fedmosaic_cli.report.plots.round_curves import draw_bands, evaluated_rounds_note, final_rounds_limits
 
 SHORT = ("train", "--preset", "quickstart", "--rounds", "5", "--set", "methods.fedmosaic.warmup_rounds=1", "-q")
@@ -121,9 +122,10 @@ def test_the_suggested_baselines_are_evaluated_in_the_same_rounds(invoke):
 
 def test_curves_connect_evaluated_rounds_and_say_so():
     mean = np.array([np.nan, 0.5, np.nan, 0.7, 0.8])
-    bands = {("local", ""): SeedBand(mean, mean, mean), ("fedavg", ""): SeedBand(*[np.full(5, 0.6)] * 3)}
+    std = np.full(5, np.nan)
+    bands = {("local", ""): SeedBand(mean, std), ("fedavg", ""): SeedBand(np.full(5, 0.6), std)}
     _, axes = new_figure_with_axes(4, 3)
-    draw_bands(axes, bands, [])
+    draw_bands(axes, bands, method_line_styles(list(bands)), has_bands=True)
     assert [line.get_xdata().tolist() for line in axes.lines] == [[1, 2, 4, 5], [1, 2, 3, 4, 5]]
-    assert evaluated_rounds_note(bands) == " Local training: not evaluated in every round."
-    assert final_rounds_limits(bands, list(bands), 2) == (0.6, 0.8)
+    assert evaluated_rounds_note(bands) == "Local training: not evaluated in every round."
+    assert final_rounds_limits(bands, True, 2) == (0.6, 0.8)

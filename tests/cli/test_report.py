@@ -312,3 +312,40 @@ def test_commands_are_not_wrapped_on_a_terminal(report, tmp_path, monkeypatch, c
     lines = capsys.readouterr().out.splitlines()
     position = lines.index("1 missing result. Run:")
     assert lines[position + 1 :] == ["fedmosaic baseline fedct --preset quickstart --rounds 7 --seeds 1"]
+
+
+# Figures
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--style", "paper"), "--style has no effect without figures"),
+        (("--width", "column"), "--width has no effect without figures"),
+        (("--serif", "--out", "results", "--no-figures"), "--serif has no effect without figures"),
+        (("--format", "eps", "--out", "results"), "unknown format 'eps' (--format): choose from png, pdf, svg"),
+        (("--format", "", "--out", "results"), "unknown format ''"),
+        (("--clients", "5-0", "--out", "results"), "cannot read '5-0' (--clients): write numbers and ranges"),
+        (("--clients", "a", "--out", "results"), "cannot read 'a' (--clients)"),
+        (("--clients", "0-99999999", "--out", "results"), "100000000 clients cannot be told apart (--clients)"),
+        (("--clients", "0-6,7-13", "--out", "results"), "14 clients cannot be told apart (--clients): choose at most"),
+    ],
+)
+def test_wrong_figure_options_are_refused_in_one_line(report, tmp_path, arguments, words):
+    assert words in refused_line(report(*arguments))
+    assert not (tmp_path / "results").exists()
+
+
+def test_figures_in_the_style_of_a_paper_have_files_of_captions(report, tmp_path):
+    options = ("--style", "paper", "--width", "column", "--serif", "--format", "svg, pdf", "--clients", "0-2,4")
+    result = report("--out", "results", *options)
+    assert result.exit_code == 0, result.stderr
+    figures = tmp_path / "results" / "figures"
+    endings = {path.suffix for path in figures.iterdir()}
+    assert endings == {".svg", ".pdf", ".md", ".tex"}
+    captions = (figures / "captions.md").read_text()
+    assert "clients 0-2, 4 of 10" in captions
+    names = {path.stem for path in figures.glob("*.svg")}
+    assert {line.split("**")[1] for line in captions.splitlines() if line} == names
+    assert captions.count("quickstart") >= 5
+    assert "quickstart" not in (figures / "accuracy-quickstart.svg").read_text()

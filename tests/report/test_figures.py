@@ -11,28 +11,32 @@ import pytest
 
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups, method_title
+from fedmosaic_cli.report.method_styles import FLIPPED_CLIENT_STYLE, STYLES_BY_METHOD, text_color
 from fedmosaic_cli.report.plots import figure_data as figure_data_module
 from fedmosaic_cli.report.plots import figure_set as figure_set_module
+from fedmosaic_cli.report.plots.canvas import caption_of
 from fedmosaic_cli.report.plots.client_plots import (
+    FLAT_TRUST,
+    chosen_clients,
     client_class_counts_figure,
-    clients_to_plot,
+    format_ranges,
     losses_figure,
     public_set_figure,
     trust_figure,
 )
 from fedmosaic_cli.report.plots.communication_plot import communication_figure, format_bytes
+from fedmosaic_cli.report.plots.figure_captions import caption_files
 from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, read_figure_data
+from fedmosaic_cli.report.plots.figure_options import (
+    DEFAULT_OPTIONS,
+    WIDTHS_INCHES,
+    FigureOptions,
+    FigureStyle,
+    FigureWidth,
+)
 from fedmosaic_cli.report.plots.figure_set import FigureSet
 from fedmosaic_cli.report.plots.line_labels import spread_levels
-from fedmosaic_cli.report.plots.plot_style import (
-    CLIENT_STYLES,
-    FLIPPED_CLIENT_STYLE,
-    HIGHLIGHT_STYLES,
-    METHOD_STYLES,
-    REFERENCE_STYLES,
-    method_line_styles,
-    use_plot_style,
-)
+from fedmosaic_cli.report.plots.plot_style import MAX_BANDS, method_line_styles, use_plot_style
 from fedmosaic_cli.report.plots.public_set_groups import find_public_set_groups
 from fedmosaic_cli.report.plots.public_set_plots import (
     DIFFERENT_CLIENTS_NOTE,
@@ -47,6 +51,13 @@ from fedmosaic_cli.report.plots.round_curves import ORACLE_NOTE, accuracy_figure
 from fedmosaic_cli.report.statistics import MethodRanking
 from tests.report.runs_by_hand import Bench, few_each, manifest_of
 
+ENTROPY, FREQUENCY = (method_title(("fedmosaic", expertise)) for expertise in ("entropy", "frequency"))
+PAPER_COLUMN = FigureOptions(FigureStyle.paper, FigureWidth.column)
+PAPER_TEXT = FigureOptions(FigureStyle.paper)
+EXPLAINED_COLUMN = FigureOptions(width=FigureWidth.column)
+ALL_OPTIONS = (DEFAULT_OPTIONS, EXPLAINED_COLUMN, PAPER_TEXT, PAPER_COLUMN)
+LOG_FIGURES = (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure)
+
 
 @pytest.fixture
 def bench(tmp_path):
@@ -57,22 +68,44 @@ def bench(tmp_path):
 def without_rendering(monkeypatch):
     """Lay out the figures of a figure set without rendering them, which takes most of the time."""
 
-    def sketch(figure, dpi):
+    def sketch(figure, formats):
         figure.draw_without_rendering()
-        return {"png": b"sketch", "pdf": b"sketch"}
+        return dict.fromkeys(formats, b"sketch")
 
-    monkeypatch.setattr(figure_set_module, "render_png_and_pdf", sketch)
+    monkeypatch.setattr(figure_set_module, "render_figure", sketch)
 
 
 def groups_in(bench):
     return comparison_groups(collect_runs(bench.folder)[0])
 
 
-def draw(figure, bench):
+def draw(figure, bench, options=DEFAULT_OPTIONS):
     """The figure of the only comparison group."""
     (setting,) = groups_in(bench)
-    with use_plot_style():
-        return figure(setting, read_figure_data(setting))
+    with use_plot_style(options):
+        return figure(setting, read_figure_data(setting), options)
+
+
+def legend_names(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def leaders(axes):
+    """The lines from the ends of curves to their labels, as pairs of points in pixels."""
+    axes.figure.draw_without_rendering()
+    return [
+        (axes.transData.transform(text.xy), axes.transAxes.transform(text.xyann)) for text in labels_in(axes).values()
+    ]
+
+
+def segments_cross(one, other):
+    """Whether two line segments have a common point inside both."""
+
+    def side(start, end, point):
+        return np.sign((end[0] - start[0]) * (point[1] - start[1]) - (end[1] - start[1]) * (point[0] - start[0]))
+
+    (a, b), (c, d) = one, other
+    return side(a, b, c) * side(a, b, d) < 0 and side(c, d, a) * side(c, d, b) < 0
 
 
 def texts(figure):
@@ -111,18 +144,44 @@ def ticks(axis):
 # Accuracy
 
 
-def test_accuracy_is_the_mean_over_seeds_with_a_band_from_lowest_to_highest(bench):
-    bench.write("fedavg", 0, 0.4)
-    bench.write("fedavg", 1, 0.6)
+def test_accuracy_is_the_mean_over_seeds_with_a_band_of_one_standard_deviation(bench):
+    for seed, accuracy in enumerate((0.4, 0.5, 0.6)):
+        bench.write("fedavg", seed, accuracy)
     figure = draw(accuracy_figure, bench)
     (axes,) = figure.axes
     (line,) = axes.lines
     assert line.get_xdata().tolist() == [1, 2, 3]
     assert line.get_ydata() == pytest.approx([0.51, 0.52, 0.53])
     band = axes.collections[0].get_paths()[0].vertices
-    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.41, 0.63))
-    assert "Lines: mean over 2 seeds; bands: lowest to highest seed." in texts(figure)
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.41, 0.63)), "the deviation of the sample is 0.1"
+    assert "Mean over 3 seeds; bands: one standard deviation over seeds." in texts(figure)
     assert "53.0  FedAvg" in labels_in(axes)
+
+
+def test_many_methods_have_no_bands_and_the_note_has_the_deviation(bench):
+    for number, variant in enumerate(ALL[: MAX_BANDS + 1]):
+        for seed in (0, 1):
+            bench.write(variant, seed, 0.5 + number / 50 + seed / 10)
+    figure = draw(accuracy_figure, bench)
+    assert not figure.axes[0].collections
+    note = " ".join(" ".join(texts(figure)).split())
+    assert "Mean over 2 seeds; the standard deviation over seeds is at most 7.1 points in the last round." in note
+
+
+def test_equal_curves_are_drawn_once_and_have_both_names(bench):
+    for variant, accuracy in (("fedavg", 0.6), ("fedprox", 0.5), ("fedbn", 0.5), ("local", 0.4)):
+        bench.write(variant, 0, accuracy)
+    axes = draw(accuracy_figure, bench).axes[0]
+    assert len(axes.lines) == 3
+    assert set(labels_in(axes)) == {"63.0  FedAvg", "53.0  FedProx = FedBN", "43.0  Local training"}
+    names = legend_names(draw(communication_figure, bench))
+    assert names == ["Local training", "FedAvg", "FedProx = FedBN"]
+
+
+def test_nearly_equal_curves_are_drawn_separately(bench):
+    bench.write("fedprox", 0, 0.5)
+    bench.write("fedbn", 0, 0.5, change=lambda row: {**row, "accuracy": row["accuracy"] + 1e-9 * (row["round"] == 2)})
+    assert len(draw(accuracy_figure, bench).axes[0].lines) == 2
 
 
 def test_accuracies_are_shown_in_percent(bench):
@@ -134,40 +193,55 @@ def test_accuracies_are_shown_in_percent(bench):
     assert max(shown) < 60
 
 
-def test_a_long_run_has_a_panel_for_the_final_rounds(bench):
-    bench.write("fedavg", 0, 0.4, rounds=20)
-    bench.write("local", 0, 0.4, rounds=20)
-    whole, end = draw(accuracy_figure, bench).axes
-    assert whole.get_xlim()[0] <= 1
-    assert 10 < end.get_xlim()[0] < 11, "space for the markers of its first round"
-    assert end.get_ylim()[0] > 0.5 > whole.get_ylim()[0]
-    assert labels_in(whole) == {}
-    assert set(labels_in(end)) == {"60.0  FedAvg", "60.0  Local training"}
+def test_the_axis_of_a_long_run_shows_the_final_rounds_well(bench):
+    """Accuracies rise from 10 to 90 % in five rounds and to 96 % in the others."""
+
+    def change(row):
+        return {**row, "accuracy": min(0.1 + 0.16 * row["round"], 0.9) + row["round"] / 500 - row["client"] / 1000}
+
+    bench.write("fedavg", rounds=30, change=change)
+    bench.write("local", rounds=30, change=lambda row: {**change(row), "accuracy": change(row)["accuracy"] - 0.01})
+    figure = draw(accuracy_figure, bench)
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    assert low > 0.8
+    final = [line.get_ydata()[15:] for line in axes.lines]
+    assert np.ptp(final) > 0.3 * (high - low), "the axis is not mostly empty"
+    assert high > np.max(final)
+    assert "The axis begins above the lowest value, 25.1 %." in " ".join(" ".join(texts(figure)).split())
 
 
-def test_the_final_rounds_panel_shows_whole_bands_and_no_outliers(bench):
+def test_the_axis_shows_whole_bands(bench):
     for seed, accuracy in ((0, 0.5), (1, 0.6)):
         bench.write("fedmosaic-entropy", seed, accuracy, rounds=20)
-    near = {"local": 0.52, "fedct": 0.54, "fedbn": 0.56, "ditto": 0.55}
+    for variant, accuracy in {"local": 0.52, "fedct": 0.54, "fedbn": 0.56, "fedavg": 0.1}.items():
+        bench.write(variant, 0, accuracy, rounds=20)
+    (axes,) = draw(accuracy_figure, bench).axes
+    low, high = axes.get_ylim()
+    assert 0.3 < low < 0.6
+    assert 0.82 < high < 0.86, "0.75 and one deviation of 0.07 in round 20"
+
+
+def test_methods_below_the_axis_have_their_names_at_its_edge(bench):
+    near = {"local": 0.52, "fedct": 0.54, "fedbn": 0.56, "ditto": 0.55, "pfedme": 0.5}
     for variant, accuracy in {**near, "fedprox": 0.05, "fedavg": 0.1}.items():
         bench.write(variant, 0, accuracy, rounds=20)
     figure = draw(accuracy_figure, bench)
-    low, high = figure.axes[1].get_ylim()
-    assert 0.5 < low < 0.61, "the lowest seed in round 11"
-    assert 0.8 < high < 0.85, "the highest in round 20"
-    names = labels_in(figure.axes[1])
+    (axes,) = figure.axes
+    assert axes.get_ylim()[0] > 0.4
+    names = labels_in(axes)
     assert {"30.0 ↓  FedAvg", "25.0 ↓  FedProx"} < set(names)
     assert names["30.0 ↓  FedAvg"].xyann[1] > names["25.0 ↓  FedProx"].xyann[1], "sorted by value"
-    note = " ".join(" ".join(texts(figure)).split())
-    assert "FedAvg and FedProx are below the right panel." in note
+    assert "FedAvg and FedProx end below the axis." in caption_of(figure)
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.97])
 @pytest.mark.parametrize("figure", [accuracy_figure, communication_figure])
-def test_percent_axes_have_no_ticks_outside_0_to_100(bench, figure, accuracy):
+def test_percent_axes_do_not_exceed_100(bench, figure, accuracy):
     for variant in ("fedavg", "local"):
         bench.write(variant, 0, accuracy, change=lambda row: {**row, "accuracy": round(row["accuracy"])})
     axes = draw(figure, bench).axes[0]
+    assert axes.get_ylim()[1] <= 1
     shown = [float(text) for text in ticks(axes.yaxis)]
     assert min(shown) >= 0
     assert max(shown) <= 100
@@ -178,63 +252,75 @@ ALL = ["centralized", "local", "fedavg", "fedprox", "fedct", "fedbn", "perfedavg
 ALL += ["fedphp", "perfedckt", "fedmosaic-entropy", "fedmosaic-frequency"]
 
 
-@pytest.mark.parametrize("figure", [accuracy_figure, communication_figure])
-def test_labels_of_all_methods_do_not_overlap(bench, figure):
-    """Equal accuracies of all methods but one are the worst case."""
+@pytest.mark.parametrize("highest", [0.8, 0.5 + 1e-6])
+def test_labels_of_all_methods_do_not_overlap_and_their_lines_do_not_cross(bench, highest):
+    """Nearly equal accuracies of all methods but one are the worst case."""
     for number, variant in enumerate(ALL):
-        bench.write(variant, 0, 0.5 + 0.3 * (number == 0), rounds=20)
-    drawn = draw(figure, bench)
-    titles = [method_title((name.split("-")[0], "-".join(name.split("-")[1:]))) for name in ALL]
-    boxes = text_boxes(drawn, lambda text: any(title in text for title in titles) and "panel" not in text)
-    assert len(boxes) == len(ALL)
-    assert_no_overlap(boxes)
+        accuracy = highest if number == 0 else 0.5 - 1e-6 * (number * 5 % len(ALL))
+        bench.write(variant, 0, accuracy, rounds=20)
+    figure = draw(accuracy_figure, bench)
+    (axes,) = figure.axes
+    names = labels_in(axes)
+    assert len(names) == len(ALL)
+    assert_no_overlap(text_boxes(figure, lambda text: text in names))
+    lines = leaders(axes)
+    assert not any(segments_cross(one, other) for number, one in enumerate(lines) for other in lines[:number])
 
 
-def test_fedmosaic_is_highlighted_and_references_are_dashed():
-    keys = [(name.split("-")[0], "-".join(name.split("-")[1:])) for name in ALL]
-    styles = method_line_styles(keys)
-    strong = [look for key, look in styles.items() if key[0] == "fedmosaic"]
-    others = [look for key, look in styles.items() if key[0] != "fedmosaic"]
-    assert min(look.width for look in strong) > max(look.width for look in others)
-    local = styles["local", ""]
-    assert local.zorder > min(look.zorder for look in strong) > max(look.zorder for look in others if look != local)
-    assert local.width < min(look.width for look in strong) / 2, "lines equal to it remain visible"
-    assert styles["local", ""].dash != "-" != styles["centralized", ""].dash
-    assert len({(look.marker, str(look.dash)) for look in styles.values()}) == len(keys), "distinct without colour"
+def test_crossing_lines_are_recognised():
+    assert segments_cross(((0, 0), (1, 1)), ((0, 1), (1, 0)))
+    assert not segments_cross(((0, 0), (1, 1)), ((0, 1), (1, 2)))
+    assert not segments_cross(((0, 0), (1, 1)), ((0, 0), (1, 2))), "a common end"
 
 
-def test_every_colour_has_enough_contrast_on_white():
-    from matplotlib.colors import to_rgb
-
-    for look in (
-        *CLIENT_STYLES,
-        FLIPPED_CLIENT_STYLE,
-        *METHOD_STYLES.values(),
-        *REFERENCE_STYLES.values(),
-        *HIGHLIGHT_STYLES.values(),
-    ):
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(look.color)]
-        assert 1.05 / (np.dot(linear, (0.2126, 0.7152, 0.0722)) + 0.05) >= 4.5, look
-
-
-def test_rows_of_one_method_differ_in_line_style():
-    keys = [("fedmosaic", "entropy, trust=1"), ("fedmosaic", "entropy, trust=2"), ("fedavg", "a=1"), ("fedavg", "a=2")]
-    styles = method_line_styles(keys)
-    assert len({(look.color, look.dash) for look in styles.values()}) == 4
-    assert styles[keys[0]].color == styles[keys[1]].color
+@pytest.mark.parametrize("figure", [accuracy_figure, communication_figure])
+def test_all_methods_are_in_the_legend_of_a_narrow_figure(bench, figure):
+    for number, variant in enumerate(ALL):
+        bench.write(variant, 0, 0.5 + number / 100, rounds=20)
+    drawn = draw(figure, bench, PAPER_COLUMN)
+    assert not labels_in(drawn.axes[0])
+    assert len(legend_names(drawn)) == len(ALL)
+    drawn.draw_without_rendering()
+    below = drawn.legends[0].get_window_extent()
+    assert 0 <= below.x0 < below.x1 <= drawn.bbox.width + 1
+    assert drawn.axes[0].get_tightbbox().y0 >= below.y1 - 1
+    assert drawn.axes[0].get_window_extent().height > 1.2 * drawn.dpi
 
 
-def test_equal_variants_of_fedmosaic_are_both_visible():
+@pytest.mark.parametrize("options", ALL_OPTIONS, ids=lambda options: f"{options.style}-{options.width}")
+@pytest.mark.parametrize("figure", [accuracy_figure, communication_figure, consensus_figure])
+def test_no_method_is_emphasised(bench, figure, options):
+    for variant in ("fedmosaic-entropy", "fedmosaic-frequency", "fedct", "fedavg", "ditto"):
+        bench.write(variant, 0, 0.4 + len(variant) / 50, rounds=9)
+    drawn = draw(figure, bench, options)
+    assert len({line.get_linewidth() for axes in drawn.axes for line in axes.lines}) == 1
+    assert {text.get_fontweight() for axes in drawn.axes for text in axes.texts} <= {"normal"}
+
+
+def test_lines_have_the_style_of_their_method(bench):
+    for number, variant in enumerate(("ditto", "local", "fedmosaic-frequency")):
+        bench.write(variant, 0, 0.4 + number / 10)
+    axes = draw(accuracy_figure, bench).axes[0]
+    drawn = {round(float(line.get_ydata()[-1]), 2): line for line in axes.lines}
+    for level, name in ((0.43, "ditto"), (0.53, "local"), (0.63, "fedmosaic-frequency")):
+        style = STYLES_BY_METHOD[name]
+        assert drawn[level].get_color() == style.color.light
+        assert drawn[level].get_marker() == style.marker or not style.marker
+    label = next(text for name, text in labels_in(axes).items() if FREQUENCY in name)
+    assert label.get_color() == text_color(STYLES_BY_METHOD["fedmosaic-frequency"].color.light)
+
+
+def test_dashed_lines_are_above_equal_solid_ones():
     over, under = (method_line_styles([("fedmosaic", kind)])["fedmosaic", kind] for kind in ("frequency", "entropy"))
     assert over.zorder > under.zorder
     assert over.dash != "-" == under.dash
 
 
-def test_many_rows_of_fedmosaic_are_thinner_and_distinct():
-    keys = [("fedmosaic", f"entropy, trust={number}") for number in range(12)]
-    styles = method_line_styles(keys)
-    assert len({(look.color, look.dash) for look in styles.values()}) == 12
-    assert max(look.width for look in styles.values()) < method_line_styles(keys[:2])[keys[0]].width
+def test_markers_of_curves_are_at_different_rounds(bench):
+    for number, variant in enumerate(("fedavg", "ditto", "apfl")):
+        bench.write(variant, 0, 0.4 + number / 10, rounds=30)
+    lines = draw(accuracy_figure, bench).axes[0].lines
+    assert len({line.get_markevery() for line in lines}) == 3
 
 
 # Single clients
@@ -243,64 +329,111 @@ def test_many_rows_of_fedmosaic_are_thinner_and_distinct():
 def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(bench):
     bench.write("fedmosaic-entropy", 4, clients=8, rounds=5)
     bench.write("fedmosaic-frequency", 4, clients=8, rounds=5)
-    first, second = draw(trust_figure, bench).axes
-    assert first.get_title(loc="left") == "FedMosaic-U\nseed 4"
-    assert second.get_title(loc="left") == "FedMosaic-W\nseed 4"
+    figure = draw(trust_figure, bench)
+    first, second = figure.axes
+    assert first.get_title(loc="left") == ENTROPY
+    assert second.get_title(loc="left") == FREQUENCY
     drawn = {round(line.get_ydata()[-1], 3): line for line in first.lines}
     assert sorted(drawn) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     assert drawn[0.3].get_ydata() == pytest.approx([0, 0.3, 0.3, 0.3, 0.3])
-    assert list(labels_in(first)) == [f"client {number}" for number in range(6)]
+    assert legend_names(figure) == [*(f"client {number}" for number in range(6)), "other clients"]
     assert max(line.get_linewidth() for line in (drawn[0.7], drawn[0.8])) < drawn[0.1].get_linewidth()
     (shade,) = first.patches
     assert (shade.get_x(), shade.get_x() + shade.get_width()) == (first.get_xlim()[0], 1.5)
+    note = " ".join(texts(figure))
+    assert "Coloured lines: clients 0-5 of 8; seed 4." in note
+    assert "Shaded: rounds before the first consensus." in note
+
+
+def test_clients_do_not_have_the_colours_of_methods(bench):
+    bench.write(clients=8)
+    colors = {line.get_color() for line in draw(trust_figure, bench).axes[0].lines}
+    assert len(colors) == 7
+    assert not colors & {style.color.light for style in STYLES_BY_METHOD.values()}
+
+
+def test_the_shown_clients_can_be_chosen(bench):
+    bench.write(clients=8, rounds=5)
+    options = FigureOptions(clients=(2, 5, 6, 7, 99))
+    figure = draw(trust_figure, bench, options)
+    assert legend_names(figure) == ["client 2", "client 5", "client 6", "client 7", "other clients"]
+    assert "Coloured lines: clients 2, 5-7 of 8; seed 0." in " ".join(texts(figure))
+    losses = draw(losses_figure, bench, options)
+    assert [axes.get_title(loc="left") for axes in losses.axes] == [f"client {number}" for number in (2, 5, 6, 7)]
+    assert "Clients 2, 5-7 of 8, seed 0." in caption_of(losses)
+    for kind in (trust_figure, losses_figure):
+        with pytest.raises(FigureUnavailableError, match="8 clients, numbered from 0: choose other --clients"):
+            draw(kind, bench, FigureOptions(clients=(8, 9)))
+
+
+def test_client_numbers_are_joined_to_ranges():
+    assert format_ranges([0, 1, 2, 4, 6, 7]) == "0-2, 4, 6-7"
+    assert format_ranges([3]) == "3"
+
+
+def test_variants_without_visible_trust_are_a_sentence(bench):
+    def without_trust(row):
+        return {**row, "lambda": 0.9 * FLAT_TRUST}
+
+    bench.write("fedmosaic-entropy")
+    bench.write("fedmosaic-frequency", change=without_trust)
+    figure = draw(trust_figure, bench)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [ENTROPY]
+    sentence = f"λ of all clients is below 0.005 in every round: {FREQUENCY}."
+    assert sentence in " ".join(" ".join(texts(figure)).split())
+    bench.write("fedmosaic-frequency", setting="flat", change=without_trust)
+    flat = next(group for group in groups_in(bench) if group.name == "flat")
+    with pytest.raises(FigureUnavailableError, match="λ of all clients is below"):
+        trust_figure(flat, read_figure_data(flat))
 
 
 def test_trust_figure_shows_the_first_seed(bench):
     for seed in (2, 1):
         bench.write("fedmosaic-entropy", seed)
-    assert draw(trust_figure, bench).axes[0].get_title(loc="left") == "FedMosaic-U\nseed 1"
+    assert "seed 1." in caption_of(draw(trust_figure, bench))
 
 
 def test_many_clients_are_drawn_as_median_and_quantiles(bench):
     bench.write(clients=30, manifest=manifest_of(few_each(30), flipped=[29]))
     figure = draw(trust_figure, bench)
     (axes,) = figure.axes
-    assert list(labels_in(axes)) == ["client 0", "client 1", "client 29, flipped"]
+    names = ["client 0", "client 1", "client 29 (labels flipped)", "median of all clients", "10th to 90th percentile"]
+    assert legend_names(figure) == names
     median = next(line for line in axes.lines if line.get_color() == "black")
     assert median.get_ydata() == pytest.approx([0, 1.55, 1.55])
     band = axes.collections[0].get_paths()[0].vertices
     assert band[:, 1].max() == pytest.approx(np.quantile(np.arange(1, 31) / 10, 0.9))
-    assert any("10th to 90th percentile" in text for text in texts(figure))
 
 
-def test_clients_with_flipped_labels_are_highlighted(bench):
+def test_clients_with_flipped_labels_are_red(bench):
     from matplotlib.text import Text
 
     bench.write(clients=9, manifest=manifest_of(few_each(9), flipped=[8]))
-    (axes,) = draw(trust_figure, bench).axes
-    assert list(labels_in(axes)) == [*(f"client {number}" for number in range(5)), "client 8, flipped"]
-    widest = max(axes.lines, key=lambda line: line.get_linewidth())
-    assert widest.get_ydata()[-1] == pytest.approx(0.9)
+    figure = draw(trust_figure, bench)
+    flipped = "client 8 (labels flipped)"
+    assert legend_names(figure) == [*(f"client {number}" for number in range(5)), flipped, "other clients"]
+    red = [line for line in figure.axes[0].lines if line.get_color() == FLIPPED_CLIENT_STYLE.color.light]
+    assert [line.get_ydata()[-1] for line in red] == pytest.approx([0.9])
     panels = draw(losses_figure, bench).axes
-    assert panels[-1].get_title(loc="left") == "client 8, labels flipped"
+    assert panels[-1].get_title(loc="left") == flipped
     shown = {text.get_text(): text for panel in panels for text in panel.findobj(Text) if "client" in text.get_text()}
-    assert shown["client 8, labels flipped"].get_color() == FLIPPED_CLIENT_STYLE.color != shown["client 0"].get_color()
-    assert shown["client 8, labels flipped"].get_fontweight() == "bold"
+    assert shown[flipped].get_color() == FLIPPED_CLIENT_STYLE.color.light != shown["client 0"].get_color()
 
 
 def test_selected_clients_include_those_with_flipped_labels():
-    assert clients_to_plot(20, {7, 19}, 6) == [0, 1, 2, 3, 7, 19]
-    assert clients_to_plot(2, set(), 6) == [0, 1]
-    assert clients_to_plot(20, set(range(20)), 3) == [0, 1, 2]
+    assert chosen_clients(20, {7, 19}, DEFAULT_OPTIONS, 6) == [0, 1, 2, 3, 7, 19]
+    assert chosen_clients(2, set(), DEFAULT_OPTIONS, 6) == [0, 1]
+    assert chosen_clients(20, set(range(20)), DEFAULT_OPTIONS, 3) == [0, 1, 2]
+    assert chosen_clients(20, {7}, FigureOptions(clients=(4, 3)), 3) == [3, 4], "the choice of the user"
 
 
-def test_titles_say_how_many_of_many_variants_are_shown(bench):
-    for number in range(13):
+def test_notes_say_how_many_of_many_variants_are_shown(bench):
+    for number in range(1, 14):
         bench.write(hyperparameters={"trust": number})
     figure = draw(trust_figure, bench)
     assert len(figure.axes) == 12
-    assert "12 of 13 variants" in " ".join(figure.get_suptitle().split())
-    assert "3 of 13 variants" in " ".join(draw(losses_figure, bench).get_suptitle().split())
+    assert "12 of 13 variants are shown." in caption_of(figure)
+    assert "3 of 13 variants are shown." in caption_of(draw(losses_figure, bench))
 
 
 def test_a_client_that_misses_a_round_has_no_gap_in_its_line(bench):
@@ -323,10 +456,22 @@ def test_private_losses_are_solid_and_public_losses_dashed(bench):
     assert public.get_xdata().tolist() == [2, 3, 4]
     assert public.get_ydata() == pytest.approx([2, 1 + 2 / 3, 1.5])
     assert first.get_title(loc="left") == "client 0"
-    assert {text.get_text() for text in first.figure.legends[0].get_texts()} == {
-        "FedMosaic-U, private",
-        "FedMosaic-U, public",
-    }
+    assert legend_names(first.figure) == [ENTROPY, "private loss", "public loss"]
+    assert "All 2 clients, seed 0." in caption_of(first.figure)
+
+
+@pytest.mark.parametrize(("smallest", "scale"), [(0.11, "linear"), (0.09, "log"), (0.0, "linear"), (1e-9, "log")])
+def test_losses_over_more_than_a_decade_have_a_log_scale(bench, smallest, scale):
+    def change(row):
+        return {**row, "loss_private": smallest if row["round"] == 4 else 1.0, "loss_public": 1.0}
+
+    bench.write(clients=2, rounds=4, change=change)
+    first, second = draw(losses_figure, bench).axes
+    assert first.get_yscale() == second.get_yscale() == scale
+    assert ("log scale" in first.get_ylabel()) == (scale == "log")
+    low, high = first.get_ylim()
+    assert scale == "linear" or low >= 0.99e-6 * high
+    assert not any("$" in text for text in ticks(first.yaxis))
 
 
 def test_loss_lines_of_variants_differ_in_colour(bench):
@@ -360,9 +505,11 @@ def test_class_counts_of_clients_and_public_set(bench):
     (setting,) = groups_in(bench)
     with use_plot_style():
         clients, public = client_class_counts_figure(setting), public_set_figure(setting)
-    assert clients.get_suptitle() == "quick, shards of seed 7: training examples of 3 clients"
-    assert [bar.get_height() for bar in clients.axes[0].containers[0]] == [1, 2, 3], "training examples of class cat"
-    assert public.get_suptitle() == "quick, shards of seed 7: public set, 8 examples"
+    assert clients.get_suptitle() == "quick, shards of seed 7: examples of 3 clients per class"
+    areas = clients.axes[0].collections[0].get_sizes().reshape(3, 2)
+    assert areas / areas[0, 0] == pytest.approx(np.array([[2, 2], [3, 2], [4, 2]]) / 2), "with one test example each"
+    assert "All examples of a client are counted" in caption_of(clients)
+    assert public.get_suptitle() == "quick, shards of seed 7: classes of the 8 examples of the public set"
     assert [bar.get_height() for bar in public.axes[0].containers[0]] == [3, 5]
     assert ticks(public.axes[0].xaxis) == ["cat", "dog"]
 
@@ -398,31 +545,15 @@ def test_communication_figure_shows_accuracy_against_bytes(bench):
     # Two clients with 800 bits in each direction: 400 bytes per round, from round 2.
     assert curve.get_xdata() == pytest.approx([400, 800])
     assert curve.get_ydata() == pytest.approx([0.42, 0.43])
-    assert (end.get_xdata()[0], end.get_ydata()[0], end.get_marker()) == (pytest.approx(800), pytest.approx(0.43), "p")
+    assert (end.get_xdata()[0], end.get_ydata()[0], end.get_marker()) == (pytest.approx(800), pytest.approx(0.43), "^")
     assert [line.get_ydata()[0] for line in levels] == pytest.approx([0.73, 0.33])
     assert axes.get_xscale() == "log"
-    names = set(labels_in(axes))
-    assert names == {"FedAvg", "Centralized (moves raw data)", "Local training (sends nothing)"}
+    names = set(legend_names(axes.figure))
+    assert names == {"FedAvg", "Centralized", "Local training"}
+    assert "Centralized (moves raw data) and Local training (sends nothing) in the last round" in caption_of(
+        axes.figure
+    )
     assert {"100 B", "1 kB"} <= set(ticks(axes.xaxis))
-
-
-def test_labels_of_methods_that_send_little_are_beside_their_lines(bench):
-    def much(row):
-        return {**row, "bits_up": row["bits_up"] * 10**5, "bits_down": row["bits_down"] * 10**5}
-
-    for variant in ("fedmosaic-entropy", "fedmosaic-frequency", "fedct"):
-        for trust in (1, 2):
-            bench.write(variant, rounds=20, hyperparameters={"trust": trust})
-    bench.write("fedavg", rounds=20, change=much)
-    figure = draw(communication_figure, bench)
-    (axes,) = figure.axes
-    names = labels_in(axes)
-    boxes = text_boxes(figure, lambda text: text in names)
-    assert len(boxes) == 7
-    assert_no_overlap(boxes)
-    edge = axes.get_window_extent().x1
-    outside = {name: text.get_window_extent().x1 > edge for name, text in names.items()}
-    assert outside == {name: name == "FedAvg" for name in names}
 
 
 def test_format_bytes_selects_a_readable_unit():
@@ -437,17 +568,18 @@ def test_format_bytes_selects_a_readable_unit():
 
 def test_consensus_figure_shows_agreement_and_pseudo_label_accuracy(bench):
     bench.write("fedmosaic-entropy")
-    bench.write("fedct")
+    bench.write("fedct", change=lambda row: {**row, **({"agreement": 0.5} if "agreement" in row else {})})
     bench.write("fedavg")
     agreement, oracle = draw(consensus_figure, bench).axes
     assert [line.get_ydata().tolist() for line in agreement.lines][1][1:] == pytest.approx([0.8, 1 - 0.4 / 3])
     assert np.isnan(agreement.lines[0].get_ydata()[0])
-    assert set(labels_in(oracle)) == {"50.0"}
-    names = [text.get_text() for text in agreement.figure.legends[0].get_texts()]
-    assert names == ["FedCT", "FedMosaic-U"]
+    assert legend_names(agreement.figure) == ["FedCT", ENTROPY]
+    (shared,) = oracle.lines
+    assert shared.get_ydata()[1:] == pytest.approx([0.5, 0.5])
+    assert f"Equal lines are drawn once: FedCT = {ENTROPY}." in caption_of(agreement.figure)
     assert 1 < agreement.get_xlim()[0] < 2, "there is no value before the first consensus"
-    assert ORACLE_NOTE in " ".join(oracle.get_title(loc="left").split())
-    assert ORACLE_NOTE not in agreement.get_title(loc="left")
+    assert "pseudo-labels" in oracle.get_ylabel()
+    assert ORACLE_NOTE in caption_of(agreement.figure)
 
 
 def test_methods_without_logged_agreement_are_named(bench):
@@ -455,23 +587,17 @@ def test_methods_without_logged_agreement_are_named(bench):
     bench.write("fedct", change=lambda row: {key: value for key, value in row.items() if key != "agreement"})
     figure = draw(consensus_figure, bench)
     assert len(figure.axes[0].lines) == 1
-    assert figure.legends[0].get_title().get_text() == "One seed. FedCT logged no agreement."
+    assert "One seed. FedCT logged no agreement." in caption_of(figure)
 
 
 def test_methods_derived_from_fedmosaic_are_drawn_like_it(bench):
     bench.write("fedmosaic-entropy")
     bench.write("gated", change=lambda row: {**row, "lambda": 0.5, "vote_agreement": 0.25})
     figure = draw(consensus_figure, bench)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMosaic-U", "Gated co-training"]
+    assert legend_names(figure) == [ENTROPY, "Gated co-training"]
     assert figure.axes[0].lines[1].get_ydata().tolist() == [0.25, 0.25, 0.25]
-    assert [axes.get_title(loc="left") for axes in draw(trust_figure, bench).axes] == [
-        "FedMosaic-U\nseed 0",
-        "Gated co-training\nseed 0",
-    ]
-    assert "determine" not in draw(losses_figure, bench).get_suptitle()
-    styles = method_line_styles([("fedmosaic", "frequency"), ("fedmosaic", "entropy"), ("gated", ""), ("fedct", "")])
-    assert len({(look.color, look.marker) for look in styles.values()}) == 4
-    assert styles["gated", ""].width == styles["fedmosaic", "entropy"].width > styles["fedct", ""].width
+    assert [axes.get_title(loc="left") for axes in draw(trust_figure, bench).axes] == [ENTROPY, "Gated co-training"]
+    assert "λ follows" not in caption_of(draw(losses_figure, bench))
 
 
 def test_gated_runs_have_the_figures_of_fedmosaic(bench, without_rendering):
@@ -519,15 +645,29 @@ def test_accuracy_against_the_size_of_the_public_set(bench):
     assert remarks == []
     with use_plot_style():
         (axes,) = public_size_figure(found).axes
-    local, ours = (container.lines for container in axes.containers)
-    assert ours[0].get_xdata() == pytest.approx([50, 100, 200], abs=1.5)
-    assert all(ours[0].get_xdata() > local[0].get_xdata()), "error bars do not overlap"
-    assert ours[0].get_ydata() == pytest.approx([0.63, 0.68, 0.78])
-    assert local[0].get_ydata() == pytest.approx([0.43, 0.43, 0.43])
-    (bars,) = ours[2]
-    assert bars.get_segments()[0][:, 1] == pytest.approx([0.58, 0.68])
+    local, ours = axes.lines
+    for line in (ours, local):
+        assert line.get_xdata() == pytest.approx([50, 100, 200]), "markers are on their ticks"
+    assert ours.get_ydata() == pytest.approx([0.63, 0.68, 0.78])
+    assert local.get_ydata() == pytest.approx([0.43, 0.43, 0.43])
+    band = axes.collections[1].get_paths()[0].vertices
+    assert band[:, 1].min() == pytest.approx(0.63 - 0.05 * 2**0.5)
     assert axes.get_xscale() == "linear"
     assert ticks(axes.xaxis) == ["50", "100", "200"]
+    assert set(labels_in(axes)) == {f"78.0  {ENTROPY}", "43.0  Local training"}
+
+
+def test_two_variants_of_one_method_have_different_markers_and_dashes_and_names(bench):
+    for trust in ("paper", "agreement"):
+        for size in (50, 100):
+            bench.write(setting=f"u-{size}", data={"public_size": size}, hyperparameters={"trust": trust})
+    with use_plot_style():
+        figure = public_size_figure(find_public_set_groups(groups_in(bench), "public_size")[0])
+    one, other = figure.axes[0].lines
+    assert one.get_color() == other.get_color()
+    assert one.get_marker() != other.get_marker()
+    assert one.get_linestyle() != other.get_linestyle()
+    assert len(set(legend_names(figure))) == 2
 
 
 def test_sizes_over_more_than_a_decade_have_a_log_scale(bench):
@@ -572,7 +712,7 @@ def test_pools_of_different_size_are_different_public_set_groups(bench):
 @pytest.mark.parametrize(
     ("figure", "varied"), [(public_size_figure, "public_size"), (public_skew_figure, "public_alpha")]
 )
-def test_curves_with_zero_trust_are_named_in_the_title(bench, figure, varied):
+def test_curves_with_zero_trust_are_named_in_the_note(bench, figure, varied):
     for value, last in ((0.5, 1e-9), (0.7, 1e-7)):
         size = {varied: value if varied == "public_alpha" else int(100 * value)}
         silent = {"change": lambda row, last=last: {**row, "lambda": last}, "hyperparameters": {"trust": "paper"}}
@@ -580,19 +720,19 @@ def test_curves_with_zero_trust_are_named_in_the_title(bench, figure, varied):
         bench.write(setting=f"u-{value}", data=size, hyperparameters={"trust": "stabilised"})
     (family,), _ = find_public_set_groups(groups_in(bench), varied)
     with use_plot_style():
-        title = " ".join(figure([family]).axes[0].get_title(loc="left").split())
-    assert f"FedMosaic-U (trust=paper): {ZERO_TRUST_NOTE}" in title
-    assert "stabilised" not in title
+        note = caption_of(figure([family]))
+    assert f"{method_title(('fedmosaic', 'entropy, trust=paper'))}: {ZERO_TRUST_NOTE}." in note
+    assert "stabilised" not in note
 
 
-def test_curves_with_trust_at_one_point_are_not_named_in_the_title(bench):
+def test_curves_with_trust_at_one_point_are_not_named_in_the_note(bench):
     for size, last in ((50, 0.0), (100, 0.2)):
         bench.write(
             setting=f"u-{size}", data={"public_size": size}, change=lambda row, last=last: {**row, "lambda": last}
         )
     with use_plot_style():
         figure = public_size_figure(find_public_set_groups(groups_in(bench), "public_size")[0])
-    assert ZERO_TRUST_NOTE not in figure.axes[0].get_title(loc="left")
+    assert ZERO_TRUST_NOTE not in caption_of(figure)
 
 
 def test_public_set_groups_differ_only_in_the_varied_key(bench):
@@ -646,8 +786,8 @@ def test_different_hyperparameters_are_separate_lines(bench):
     bench.write(data={"public_size": 20}, hyperparameters={"trust": "stabilised"})
     (family,), _ = find_public_set_groups(groups_in(bench), "public_size")
     assert {method_title(key): list(runs) for key, runs in family.runs_by_method.items()} == {
-        "FedMosaic-U (trust=paper)": [10],
-        "FedMosaic-U (trust=stabilised)": [20],
+        method_title(("fedmosaic", "entropy, trust=paper")): [10],
+        method_title(("fedmosaic", "entropy, trust=stabilised")): [20],
     }
 
 
@@ -661,8 +801,8 @@ def test_skew_figure_shows_accuracy_and_class_counts(bench):
         axes, classes = public_skew_figure(find_public_set_groups(groups_in(bench), "public_alpha")[0]).axes
     for panel in (axes, classes):
         assert ticks(panel.xaxis) == ["0.1", "1", "balanced"]
-    assert axes.containers[1].lines[0].get_ydata() == pytest.approx([0.54, 0.63, 0.73])
-    assert axes.containers[0].lines[0].get_ydata() == pytest.approx([0.33] * 3)
+    assert axes.lines[1].get_ydata() == pytest.approx([0.54, 0.63, 0.73])
+    assert axes.lines[0].get_ydata() == pytest.approx([0.33] * 3)
     assert classes.collections[0].get_array().tolist() == [[0, 2, 4], [8, 6, 4]]
     assert ticks(classes.yaxis) == ["cat", "dog"]
     assert sorted(text.get_text() for text in classes.texts) == ["0", "2", "4", "4", "6", "8"]
@@ -696,12 +836,10 @@ def test_cliques_are_the_longest_groups_within_the_critical_difference():
 
 def test_rank_diagram_shows_every_rank_and_clique():
     with use_plot_style():
-        figure = critical_difference_figure(
-            ranking({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D": 2.75}, 1.0, 4), "Ranks $_x$"
-        )
+        figure = critical_difference_figure(ranking({"A": 1.25, "B": 2.0, "FedMosaic": 4.0, "D $_x$": 2.75}, 1.0, 4))
     (axes,) = figure.axes
     written = texts(figure)
-    for text in ("1.25  A", "2.00  B", "D  2.75", "FedMosaic  4.00", "CD = 1.00", "Ranks $_x$"):
+    for text in ("1.25  A", "2.00  B", "D $_x$  2.75", "FedMosaic  4.00", "CD = 1.00"):
         assert text in written
     assert any("over 4 settings" in text for text in written)
     bars = [line for line in axes.lines if line.get_linewidth() == 3]
@@ -717,12 +855,25 @@ def test_rank_diagram_shows_every_rank_and_clique():
 def test_names_in_the_rank_diagram_do_not_overlap():
     ranks = {f"method number {number}": 7 + number / 100 for number in range(14)}
     with use_plot_style():
-        figure = critical_difference_figure(ranking(ranks, 3.0, 3), "Ranks")
+        figure = critical_difference_figure(ranking(ranks, 3.0, 3))
     boxes = text_boxes(figure, lambda text: "method number" in text)
     assert len(boxes) == 14
     assert_no_overlap(boxes)
     width = figure.get_window_extent().width
     assert all(box.x0 >= 0 and box.x1 <= width for box in boxes)
+
+
+def test_a_narrow_rank_diagram_is_a_list_of_dots_with_bars():
+    ranks = {"A": 1.25, "B": 2.0, "C": 4.0, "D": 2.75}
+    with use_plot_style(PAPER_COLUMN):
+        figure = critical_difference_figure(ranking(ranks, 1.0, 4), PAPER_COLUMN)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["A", "B", "D", "C"]
+    dots, *bars = axes.lines
+    assert dots.get_xdata() == pytest.approx([1.25, 2.0, 2.75, 4.0])
+    rows = [[round(end) for end in line.get_ydata()] for line in bars]
+    assert rows == [[0, 1], [1, 2]]
+    assert "CD = 1.00" in axes.get_xlabel()
 
 
 # Labels at the ends of lines
@@ -872,7 +1023,7 @@ def test_figure_names_are_unique_file_names(bench):
 def test_long_names_stay_inside_the_figure(bench):
     bench.write(setting="long words " * 12, hyperparameters={"a_very_long_name": 1})
     bench.write(setting="long words " * 12, hyperparameters={"a_very_long_name": 2})
-    for kind in (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure):
+    for kind in LOG_FIGURES:
         figure = draw(kind, bench)
         width, height = figure.get_window_extent().size
         for box in text_boxes(figure, lambda text: "long" in text):
@@ -881,20 +1032,96 @@ def test_long_names_stay_inside_the_figure(bench):
             assert box.y1 <= height, kind
 
 
-def test_long_names_are_in_the_legend_and_values_at_the_lines(bench):
+@pytest.mark.parametrize("options", ALL_OPTIONS, ids=lambda options: f"{options.style}-{options.width}")
+def test_long_names_are_in_the_legend(bench, options):
     for trust in ("paper", "stabilised"):
-        bench.write(hyperparameters={"trust": trust, "epsilon": 0.3 + len(trust)}, rounds=8)
+        bench.write(hyperparameters={"trust": trust, "epsilon": 0.3 + len(trust)}, accuracy=len(trust) / 20, rounds=8)
     bench.write("local", 0, 0.7, rounds=8)
     for kind in (accuracy_figure, communication_figure, consensus_figure):
-        figure = draw(kind, bench)
-        names = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert sum("trust=stabilised" in name for name in names) == 1, kind
-        assert all(re.fullmatch(r"[\d.]+", text) for axes in figure.axes for text in labels_in(axes)), kind
+        figure = draw(kind, bench, options)
+        assert sum("trust=stabilised" in name for name in legend_names(figure)) == 1, kind
+        assert not any(labels_in(axes) for axes in figure.axes), kind
+        figure.draw_without_rendering()
         below = figure.legends[0].get_window_extent()
         assert below.x0 >= 0, kind
         assert below.x1 <= figure.get_window_extent().width, kind
         assert all(axes.get_tightbbox().y0 >= below.y1 - 1 for axes in figure.axes), kind
         assert all(axes.get_window_extent().width > 200 for axes in figure.axes), kind
+
+
+# The style of a paper
+
+
+@pytest.mark.parametrize("options", [PAPER_COLUMN, PAPER_TEXT], ids=lambda options: f"{options.width}")
+def test_figures_for_papers_have_captions_instead_of_titles_and_notes(bench, options):
+    for seed in (0, 1):
+        for variant in ("fedmosaic-entropy", "fedct", "local"):
+            bench.write(variant, seed, rounds=8)
+    for kind in LOG_FIGURES:
+        figure, explained = draw(kind, bench, options), draw(kind, bench)
+        assert figure.get_suptitle() == figure.get_supxlabel() == ""
+        assert not any(legend.get_title().get_text() for legend in figure.legends)
+        assert not any("seed" in text for text in texts(figure))
+        caption = caption_of(figure)
+        assert caption == caption_of(explained), "nothing is lost"
+        assert "(quick)" in caption
+        written = " ".join(" ".join(texts(explained)).split())
+        assert caption.partition("(quick). ")[2] in written
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS, ids=lambda options: f"{options.style}-{options.width}")
+def test_figures_have_the_chosen_width_and_font_sizes(bench, options):
+    from matplotlib.text import Text
+
+    for variant in ("fedmosaic-entropy", "fedct", "local"):
+        bench.write(variant, rounds=8)
+    (setting,) = groups_in(bench)
+    width = WIDTHS_INCHES[options.width or ("text" if options.is_paper else "page")]
+    kinds = [*(lambda k=kind: draw(k, bench, options) for kind in LOG_FIGURES)]
+    with use_plot_style(options):
+        counts = client_class_counts_figure(setting, options)
+    for figure in (*(kind() for kind in kinds), counts):
+        assert figure.get_figwidth() == width
+        assert figure.get_figheight() <= width + 1.5
+        texts_of_axes = [text for axes in figure.axes for text in axes.findobj(Text) if text.get_text()]
+        assert {text.get_fontsize() for text in texts_of_axes} == {7.0 if options.is_narrow else 8.0}
+
+
+def test_a_serif_font_is_part_of_matplotlib(bench):
+    from matplotlib.font_manager import findfont
+
+    bench.write("local")
+    options = FigureOptions(is_serif=True, formats=("pdf", "svg"))
+    files = dict(FigureSet(groups_in(bench), options=options))["accuracy-quick"]()
+    assert b"STIXGeneral" in files["pdf"]
+    assert b"STIXGeneral" in files["svg"]
+    assert "matplotlib" in findfont("STIXGeneral")
+
+
+def test_svg_files_contain_text_as_text(bench):
+    bench.write("local")
+    figure_set = FigureSet(groups_in(bench), options=FigureOptions(formats=("svg",)))
+    first, second = (dict(figure_set)["accuracy-quick"]() for _ in range(2))
+    assert set(first) == {"svg"}
+    assert first == second, "the same bytes"
+    assert b">accuracy (%)</text>" in first["svg"]
+    assert b"<dc:date>" not in first["svg"]
+
+
+def test_captions_are_markdown_and_latex_figures(bench, without_rendering):
+    bench.write("fedmosaic-entropy", setting="a_b & 50%")
+    figure_set = FigureSet(groups_in(bench), options=PAPER_COLUMN)
+    drawn = [name for name, draw_figure in figure_set if draw_figure()]
+    assert list(figure_set.captions) == drawn
+    files = caption_files(figure_set.captions, PAPER_COLUMN)
+    assert set(files) == {"captions.md", "captions.tex"}
+    trust = next(name for name in drawn if name.startswith("lambda"))
+    assert f"**{trust}**: Trust λ of 2 clients in the consensus (a_b & 50%)." in files["captions.md"]
+    figure = next(text for text in files["captions.tex"].split("\n\n") if f"fig:{trust}" in text)
+    assert figure.startswith("\\begin{figure}\n  \\centering\n  \\includegraphics{" + trust + "}\n")
+    assert "Trust $\\lambda$ of 2 clients in the consensus (a\\_b \\& 50\\%)." in figure
+    wide = caption_files({"x": "y"}, FigureOptions(FigureStyle.paper, FigureWidth.page))["captions.tex"]
+    assert wide.startswith("\\begin{figure*}")
 
 
 def test_characters_missing_from_the_font_cause_no_warning(bench):
@@ -908,7 +1135,7 @@ def test_special_characters_in_names_are_not_math_markup(bench):
     bench.write(setting="a_$b^2$ 100%&_x", rounds=2)
     (setting,) = groups_in(bench)
     with use_plot_style():
-        for figure in (accuracy_figure, trust_figure, losses_figure, consensus_figure, communication_figure):
+        for figure in LOG_FIGURES:
             drawn = figure(setting, read_figure_data(setting))
             assert any(text.startswith("a_$b^2$ 100%&_x: ") for text in texts(drawn))
             assert not any(text.get_parse_math() for text in drawn.findobj(Text))
@@ -922,7 +1149,7 @@ def test_very_small_and_large_runs_are_drawn(bench, without_rendering, clients, 
     drawn = {name: draw() for name, draw in figure_set}
     nothing = {name for name, files in drawn.items() if not files}
     # In round 1 nothing is sent and there is no consensus.
-    assert nothing == ({"consensus-quick", "communication-quick"} if rounds == 1 else set())
+    assert nothing == ({"consensus-quick", "communication-quick", "lambda-quick"} if rounds == 1 else set())
     assert {missing.name for missing in figure_set.missing} >= nothing
 
 
@@ -941,4 +1168,3 @@ def test_the_matplotlib_style_of_the_user_has_no_effect(bench):
     plain = render_figures(groups_in(bench), ["accuracy-quick", "clients-quick"])
     with rc_context({"font.size": 20, "lines.linewidth": 9, "axes.facecolor": "red"}):
         assert render_figures(groups_in(bench), ["accuracy-quick", "clients-quick"]) == plain
-    assert figure_set_module.FIGURE_DPI >= 200

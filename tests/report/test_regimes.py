@@ -266,7 +266,7 @@ def test_one_public_size_has_the_width_of_a_column(bench):
     figure = bench.figure()
     assert figure.get_figwidth() == 7
     assert NOTE in " ".join(figure.get_supxlabel().split())
-    assert figure.get_suptitle() == f"{TITLE}: fashion-mnist"
+    assert figure.get_suptitle() == f"fashion-mnist: {TITLE}"
 
 
 def test_texts_of_a_full_map_fit_into_their_cells(bench):
@@ -301,7 +301,7 @@ def test_gains_are_formatted_in_points():
 
 @pytest.fixture
 def without_rendering(monkeypatch):
-    monkeypatch.setattr(figure_set_module, "render_png_and_pdf", lambda figure, dpi: {"png": b"x", "pdf": b"x"})
+    monkeypatch.setattr(figure_set_module, "render_figure", lambda figure, formats: dict.fromkeys(formats, b"x"))
 
 
 def test_the_study_writes_the_map_its_numbers_and_the_page(bench, tmp_path):

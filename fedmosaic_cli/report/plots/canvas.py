@@ -8,14 +8,18 @@ import warnings
 from contextlib import contextmanager
 from functools import cache
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
+
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
 
 # Fonts of common systems that cover most of the characters missing from the default font.
 FALLBACK_FONTS = (
@@ -32,11 +36,18 @@ FALLBACK_FONTS = (
     "SimHei",
     "Malgun Gothic",
 )
+SERIF_FONTS = ("STIXGeneral", "DejaVu Serif")
+"""A font like Times, and one for characters that it lacks; both are parts of matplotlib."""
+FIGURE_DPI = 200
 # No dates and versions: the same figure gives the same bytes.
 DETERMINISTIC_METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Producer": None},
+    "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
 }
+# Type 42 fonts keep text of PDF files searchable; many publishers reject the default, Type 3. SVG files contain text
+# as text; the salt makes the ids of their elements deterministic.
+SAVE_PARAMS: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "fedmosaic"}
 
 
 def new_figure_with_axes(width_inches: float, height_inches: float) -> tuple[Figure, Axes]:
@@ -46,36 +57,83 @@ def new_figure_with_axes(width_inches: float, height_inches: float) -> tuple[Fig
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:
-    """A figure without a display, with math parsing disabled and fallback fonts enabled."""
+    """A figure without a display and without math parsing."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False
-    rcParams["font.family"] = available_fonts()
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
 
 
 @cache
-def available_fonts() -> list[str]:
-    """The default font, followed by the installed fallback fonts."""
+def available_fonts(is_serif: bool = False) -> list[str]:
+    """The default font or the serif font, followed by the installed fallback fonts."""
     from matplotlib.font_manager import fontManager
 
     installed = set(fontManager.get_font_names())
-    return ["sans-serif", *(name for name in FALLBACK_FONTS if name in installed)]
+    return [*(SERIF_FONTS if is_serif else ("sans-serif",)), *(name for name in FALLBACK_FONTS if name in installed)]
 
 
-def add_title_and_note(figure: Figure, title: str, note: str = "") -> None:
-    """Add a wrapped title above the figure and a wrapped note below it (above the legend, if there is one)."""
+class Caption(NamedTuple):
+    """What a figure shows, for which setting, and further sentences."""
+
+    subject: str
+    setting: str = ""
+    note: str = ""
+
+
+def add_caption(figure: Figure, options: FigureOptions, subject: str, setting: str = "", note: str = "") -> None:
+    """Describe a figure, in the picture or only in its caption.
+
+    The caption is kept as the label of the figure, see `caption_of`. In the explained style it is also drawn: as a
+    title above the figure and a note below it.
+
+    Args:
+        figure: A figure with all its legends.
+        options: The options of the figure.
+        subject: What the figure shows.
+        setting: The setting that it shows, if it is one.
+        note: Further sentences.
+    """
+    place = f" ({setting})" if setting else ""
+    figure.set_label(" ".join(filter(None, [f"{subject[:1].upper()}{subject[1:]}{place}.", note])))
+    if not options.is_paper:
+        draw_title(figure, f"{setting}: {subject}" if setting else f"{subject[:1].upper()}{subject[1:]}")
+        draw_note(figure, note)
+
+
+def caption_of(figure: Figure) -> str:
+    """The caption of a figure."""
+    return str(figure.get_label())
+
+
+def draw_title(figure: Figure, title: str) -> None:
+    """Write a wrapped title above the figure."""
     above = figure.suptitle("", x=0.01, ha="left", fontweight="bold")
     above.set_text(fill(title, chars_per_line(figure, above, 0.66)))
-    if note and figure.legends:
+
+
+def draw_note(figure: Figure, note: str) -> None:
+    """Write a wrapped note below the figure, or above the legend if there is one."""
+    if not note:
+        return
+    if figure.legends:
         # A note beside the legend would overlap it, so the note becomes the title of the legend.
         below = figure.legends[0].get_title()
-        figure.legends[0].set_title(fill(note, chars_per_line(figure, below, 0.55)))
+        figure.legends[0].set_title(fill(note, chars_per_line(figure, below, 0.58)))
         below.set_color("0.25")
-    elif note:
+        below.set_multialignment("left")
+    else:
         below = figure.supxlabel("", x=0.01, ha="left", fontsize="medium", color="0.25")
         below.set_text(fill(note, chars_per_line(figure, below, 0.55)))
+
+
+def note_height_inches(options: FigureOptions, text: str, has_title: bool = True) -> float:
+    """Height of a title and a note; 0 in the style of a paper."""
+    if options.is_paper:
+        return 0.0
+    chars = options.width_inches * 72 / (0.58 * options.font_size)
+    return ((1.6 if has_title else 0.4) + len(text) // chars + 1) * options.line_height_inches
 
 
 def chars_per_line(figure: Figure, text: Text, char_aspect: float) -> int:
@@ -97,16 +155,15 @@ def suppress_matplotlib_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-def render_png_and_pdf(figure: Figure, dpi: int = 130) -> dict[str, bytes]:
-    """The figure as PNG and PDF, by file ending."""
+def render_figure(figure: Figure, formats: Sequence[str] = DEFAULT_OPTIONS.formats) -> dict[str, bytes]:
+    """The figure in several formats, by file ending."""
     from matplotlib import rc_context
 
     files = {}
-    for ending, metadata in DETERMINISTIC_METADATA.items():
+    for ending in formats:
         buffer = io.BytesIO()
-        # Type 42 fonts keep text searchable; many publishers reject the default, Type 3.
-        with suppress_matplotlib_warnings(), rc_context({"pdf.fonttype": 42}):
-            figure.savefig(buffer, format=ending, dpi=dpi, metadata=metadata)
+        with suppress_matplotlib_warnings(), rc_context(SAVE_PARAMS):
+            figure.savefig(buffer, format=ending, dpi=FIGURE_DPI, metadata=DETERMINISTIC_METADATA[ending])
         figure.set_layout_engine("none")  # the layout is computed once; it takes half of the time
         files[ending] = buffer.getvalue()
     return files
@@ -116,11 +173,8 @@ def render_inline_svg(figure: Figure) -> str:
     """The figure as a deterministic SVG element that uses the text colour of the surrounding page."""
     from matplotlib import rc_context
 
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # A fixed salt makes the element ids deterministic.
-    rc_params: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedmosaic"}
-    with rc_context(rc_params), io.StringIO() as buffer, suppress_matplotlib_warnings():
-        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    with rc_context(SAVE_PARAMS), io.StringIO() as buffer, suppress_matplotlib_warnings():
+        figure.savefig(buffer, format="svg", transparent=True, metadata=DETERMINISTIC_METADATA["svg"])
         svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
     return svg.replace("<svg ", '<svg fill="currentColor" ', 1)

@@ -7,40 +7,42 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, LOCAL_KEY, method_title
-from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure_with_axes
-from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, band_over_seeds, in_rounds_of_all, nan_mean
-from fedmosaic_cli.report.plots.line_labels import (
-    LineLabel,
-    add_legend_below,
-    draw_line_labels,
-    has_long_name,
-    legend_height_inches,
+from fedmosaic_cli.report.plots.canvas import add_caption, new_figure_with_axes, note_height_inches
+from fedmosaic_cli.report.plots.figure_data import (
+    FigureUnavailableError,
+    SeedBand,
+    band_over_seeds,
+    equal_titles,
+    group_equal_bands,
+    in_rounds_of_all,
+    nan_mean,
 )
-from fedmosaic_cli.report.plots.plot_style import (
-    PAGE_WIDTH_INCHES,
-    add_grid_lines,
-    is_federated,
-    is_highlighted_method,
-    method_line_styles,
-    set_percent_axis,
-)
-from fedmosaic_cli.report.plots.round_curves import figure_height_inches, padded_limits
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
+from fedmosaic_cli.report.plots.line_labels import add_legend_below, legend_height_inches
+from fedmosaic_cli.report.plots.plot_style import add_grid_lines, is_federated, method_line_styles, set_percent_axis
+from fedmosaic_cli.report.plots.round_curves import accuracy_limits, cut_axis_note
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from fedmosaic_cli.report.comparison import ComparisonGroup
+    from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
     from fedmosaic_cli.report.plots.figure_data import FigureData, RunCurves
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
 
     Vector = NDArray[np.float64]
 
-NO_COMMUNICATION_NOTES = {CENTRALIZED_KEY: "moves raw data", LOCAL_KEY: "sends nothing"}
+REFERENCE_NOTES = {CENTRALIZED_KEY: "moves raw data", LOCAL_KEY: "sends nothing"}
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+NOTE = "Means over seeds per round; markers: last round."
 
 
-def communication_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
+def communication_figure(
+    group: ComparisonGroup, figure_data: FigureData, options: FigureOptions = DEFAULT_OPTIONS
+) -> Figure:
     """Accuracy against the bytes exchanged so far, one line per method that communicates."""
     curves = figure_data.curves_by_method
     paths = {key: path for key, runs in curves.items() if (path := bytes_and_accuracy(runs)) is not None}
@@ -48,39 +50,46 @@ def communication_figure(group: ComparisonGroup, figure_data: FigureData) -> Fig
         if any(map(is_federated, curves)):
             raise FigureUnavailableError("nothing was sent in any round")
         raise FigureUnavailableError("no run of a method that communicates has a readable log")
-    references = [key for key in NO_COMMUNICATION_NOTES if key in curves]
-    styles = method_line_styles([*references, *paths])
-    names = {
-        key: f"{method_title(key)} ({NO_COMMUNICATION_NOTES[key]})" if key in references else method_title(key)
-        for key in styles
-    }
-    has_legend = has_long_name(map(method_title, styles))
-    height = figure_height_inches(len(names), min_inches=3.6) + has_legend * legend_height_inches(names.values())
-    figure, axes = new_figure_with_axes(PAGE_WIDTH_INCHES, height)
-    ends = {}
-    for key, (num_bytes, accuracy) in paths.items():
+    references = [key for key in curves if key in REFERENCE_NOTES]
+    levels = {key: band_over_seeds([run.accuracy for run in curves[key]]).mean[-1:] for key in references}
+    styles = method_line_styles([key for key in curves if key in levels or key in paths])
+    lines = group_equal_bands({key: SeedBand(accuracy, num_bytes) for key, (num_bytes, accuracy) in paths.items()})
+    names = {key: method_title(key) for key in references}
+    names |= {key: equal_titles(keys) for key, keys in lines.items()}
+    rounds = max(len(accuracy) for _, accuracy in paths.values())
+    drawn = {key: right_aligned(values, rounds) for key, values in levels.items()}
+    drawn |= {key: right_aligned(paths[key][1], rounds) for key in lines}
+    low, high = accuracy_limits(drawn, has_bands=False)
+    note = " ".join(filter(None, (NOTE, references_note(references), cut_axis_note(drawn, low, high))))
+    height = (2.0 if options.is_narrow else 2.8) + legend_height_inches(names.values(), options)
+    figure, axes = new_figure_with_axes(options.width_inches, height + note_height_inches(options, note))
+    for key in lines:
+        num_bytes, accuracy = paths[key]
         style = styles[key].plot_kwargs()
         axes.plot(num_bytes, accuracy, **{**style, "marker": None})
-        axes.plot(num_bytes[-1:], accuracy[-1:], **{**style, "markersize": 4 + styles[key].width})
-        ends[key] = float(num_bytes[-1]), float(accuracy[-1])
+        end = {**style, "marker": styles[key].marker or "o", "markersize": 5, "zorder": 6}
+        axes.plot(num_bytes[-1:], accuracy[-1:], **end)
     set_bytes_axis(axes)
-    for key in references:
-        level = float(band_over_seeds([run.accuracy for run in curves[key]]).mean[-1])
-        axes.axhline(level, **{**styles[key].plot_kwargs(), "marker": None})
-        ends[key] = axes.get_xlim()[1], level
-    set_percent_axis(axes, *padded_limits(*axes.dataLim.intervaly))
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.07 * (high - low))  # space for a label above the highest line
-    if has_legend:
-        add_legend_below(figure, {names[key]: style for key, style in styles.items()})
-    note = "Means over seeds per round; markers: last round. Horizontal lines: accuracy in the last round."
-    add_title_and_note(figure, f"{group.label}: accuracy and communication", note)
-    labels = [
-        LineLabel(x, y, names[key], styles[key].color, is_highlighted_method(key), f"{100 * y:.1f}")
-        for key, (x, y) in ends.items()
-    ]
-    draw_line_labels({axes: labels}, has_legend)
+    for key, level in levels.items():
+        axes.axhline(level[0], **{**styles[key].plot_kwargs(), "marker": None})
+    set_percent_axis(axes, low, high)
+    add_legend_below(figure, {names[key]: style for key, style in styles.items() if key in names}, options)
+    add_caption(figure, options, "accuracy and communication", group.label, note)
     return figure
+
+
+def references_note(references: Sequence[MethodKey]) -> str:
+    """The sentence on the horizontal lines; empty without any."""
+    if not references:
+        return ""
+    reasons = " and ".join(f"{method_title(key)} ({REFERENCE_NOTES[key]})" for key in references)
+    return f"Horizontal lines: accuracy of {reasons} in the last round."
+
+
+def right_aligned(accuracy: Vector, num_rounds: int) -> SeedBand:
+    """The accuracy as a band without deviation that ends in the last of `num_rounds` rounds."""
+    mean = np.concatenate([np.full(num_rounds - len(accuracy), np.nan), accuracy])
+    return SeedBand(mean, np.full_like(mean, np.nan))
 
 
 def bytes_and_accuracy(run_curves: list[RunCurves]) -> tuple[Vector, Vector] | None:
@@ -105,7 +114,7 @@ def set_bytes_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator(10, numticks=8))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-    axes.set_xlabel("sent and received by all clients so far (log scale)")
+    axes.set_xlabel("sent and received by all clients (log scale)")
     low, high = axes.get_xlim()
     if np.floor(np.log10(high)) <= np.ceil(np.log10(low)):
         axes.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))

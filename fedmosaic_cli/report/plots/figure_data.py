@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report.collect import SkippedRun
-from fedmosaic_cli.report.plots.plot_style import is_highlighted_method
+from fedmosaic_cli.report.comparison import has_client_trust, method_title
 from fedmosaic_cli.report.round_logs import load_round_curves
 from fedmosaic_cli.storage.runs import ROUNDS_FILE
 from fedmosaic_cli.storage.shard_manifest import ShardManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -72,11 +72,10 @@ class FigureData:
 
 @dataclass(frozen=True)
 class SeedBand:
-    """Mean, minimum and maximum over seeds."""
+    """Mean and standard deviation over seeds; the deviation is NaN if there are fewer than two."""
 
     mean: Vector
-    low: Vector
-    high: Vector
+    std: Vector
 
 
 def read_figure_data(group: ComparisonGroup) -> FigureData:
@@ -92,7 +91,7 @@ def read_figure_data(group: ComparisonGroup) -> FigureData:
                 data.skipped.append(SkippedRun(path, f"cannot be read: {error.strerror}"))
             else:
                 data.curves_by_method.setdefault(key, []).append(run_curves(curves))
-                if is_highlighted_method(key) and key not in data.client_curves_by_method:
+                if has_client_trust(key) and key not in data.client_curves_by_method:
                     data.client_curves_by_method[key] = client_curves(int(seed), str(digest), curves)
     return data
 
@@ -156,16 +155,44 @@ def in_rounds_of_all(curves: Sequence[Vector]) -> list[Vector]:
 def band_over_seeds(curves: Sequence[Vector]) -> SeedBand:
     """The band of curves of equal length; NaN where no seed has a value."""
     known = np.ma.masked_invalid(np.stack(curves))
-    return SeedBand(*(values.filled(np.nan) for values in (known.mean(axis=0), known.min(axis=0), known.max(axis=0))))
+    mean: Vector = known.mean(axis=0).filled(np.nan)
+    if len(curves) < 2:
+        return SeedBand(mean, np.full_like(mean, np.nan))
+    return SeedBand(mean, known.std(axis=0, ddof=1).filled(np.nan))
 
 
-def seed_band_note(curves_by_method: dict[MethodKey, list[RunCurves]]) -> str:
-    """The note that explains lines and bands."""
-    counts = sorted({len(runs) for runs in curves_by_method.values()})
+def group_equal_bands(bands: Mapping[MethodKey, SeedBand]) -> dict[MethodKey, list[MethodKey]]:
+    """The rows with equal means and deviations, by the first of them: they are drawn as one line."""
+    groups: dict[MethodKey, list[MethodKey]] = {}
+    for key, band in bands.items():
+        equal = (
+            first
+            for first in groups
+            if np.array_equal(bands[first].mean, band.mean, equal_nan=True)
+            and np.array_equal(bands[first].std, band.std, equal_nan=True)
+        )
+        groups.setdefault(next(equal, key), []).append(key)
+    return groups
+
+
+def equal_titles(keys: Sequence[MethodKey]) -> str:
+    """The name of a line that several rows share: `FedBN = FedProx`."""
+    return " = ".join(map(method_title, keys))
+
+
+def seeds_note(bands: Iterable[SeedBand], num_seeds: Collection[int], has_bands: bool) -> str:
+    """The sentence on means and deviations over seeds."""
+    counts = sorted(set(num_seeds))
     if counts == [1]:
         return "One seed."
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"Lines: mean over {seeds} seeds; bands: lowest to highest seed."
+    if has_bands:
+        return f"Mean over {seeds} seeds; bands: one standard deviation over seeds."
+    largest = max(float(np.nanmax(band.std[-1:], initial=0)) for band in bands)
+    return (
+        f"Mean over {seeds} seeds; the standard deviation over seeds is at most {100 * largest:.1f} points "
+        "in the last round."
+    )
 
 
 def valid_manifest(group: ComparisonGroup, digest: str) -> ShardManifest | None:

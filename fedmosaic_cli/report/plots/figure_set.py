@@ -6,8 +6,8 @@ from functools import cache, partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedmosaic_cli.report.comparison import shares_labels
-from fedmosaic_cli.report.plots.canvas import render_png_and_pdf
+from fedmosaic_cli.report.comparison import has_client_trust, shares_labels
+from fedmosaic_cli.report.plots.canvas import caption_of, render_figure
 from fedmosaic_cli.report.plots.client_plots import (
     client_class_counts_figure,
     losses_figure,
@@ -16,7 +16,8 @@ from fedmosaic_cli.report.plots.client_plots import (
 )
 from fedmosaic_cli.report.plots.communication_plot import communication_figure
 from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, read_figure_data
-from fedmosaic_cli.report.plots.plot_style import FIGURE_DPI, is_federated, is_highlighted_method, use_plot_style
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
+from fedmosaic_cli.report.plots.plot_style import is_federated, use_plot_style
 from fedmosaic_cli.report.plots.public_set_groups import find_public_set_groups
 from fedmosaic_cli.report.plots.public_set_plots import public_size_figure, public_skew_figure
 from fedmosaic_cli.report.plots.rank_diagram import critical_difference_figure
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.collect import SkippedRun
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
     from fedmosaic_cli.report.plots.figure_data import FigureData
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
     from fedmosaic_cli.report.plots.public_set_groups import PublicSetGroup
     from fedmosaic_cli.report.regimes import RegimeMap
     from fedmosaic_cli.report.statistics import MethodRanking
@@ -53,7 +55,7 @@ class MissingFigure(NamedTuple):
 class FigureSpec(NamedTuple):
     """A figure of a comparison group: how to draw it, and which methods it needs."""
 
-    draw: Callable[[ComparisonGroup, FigureData], Figure]
+    draw: Callable[[ComparisonGroup, FigureData, FigureOptions], Figure]
     supports: Callable[[MethodKey], bool] = lambda key: True
     missing_reason: str = ""
 
@@ -70,8 +72,8 @@ NEEDS_REGIMES = (
 NEEDS_COMMUNICATION = "needs a run of a method that communicates; create some with 'fedmosaic baseline all'"
 LOG_FIGURES = {
     "accuracy": FigureSpec(accuracy_figure),
-    "lambda": FigureSpec(trust_figure, is_highlighted_method, NEEDS_FEDMOSAIC),
-    "losses": FigureSpec(losses_figure, is_highlighted_method, NEEDS_FEDMOSAIC),
+    "lambda": FigureSpec(trust_figure, has_client_trust, NEEDS_FEDMOSAIC),
+    "losses": FigureSpec(losses_figure, has_client_trust, NEEDS_FEDMOSAIC),
     "consensus": FigureSpec(consensus_figure, shares_labels, NEEDS_CONSENSUS),
     "communication": FigureSpec(communication_figure, is_federated, NEEDS_COMMUNICATION),
 }
@@ -88,6 +90,10 @@ class FigureSet:
         groups: The comparison groups.
         ranking: The ranking for the critical-difference diagram, if there is one.
         kinds: The requested kinds of figures; all if None.
+        options: How to draw the figures.
+
+    Attributes:
+        captions: The captions of the figures drawn so far, by name.
     """
 
     def __init__(
@@ -95,7 +101,10 @@ class FigureSet:
         groups: Sequence[ComparisonGroup],
         ranking: MethodRanking | None = None,
         kinds: Collection[str] | None = None,
+        options: FigureOptions = DEFAULT_OPTIONS,
     ) -> None:
+        self.options = options
+        self.captions: dict[str, str] = {}
         self.ranking = ranking
         self.kinds = kinds
         self.missing: list[MissingFigure] = []
@@ -131,7 +140,7 @@ class FigureSet:
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[tuple[str, Callable[[], FigureFiles]]]:
-        """Each name with a function that returns PNG and PDF.
+        """Each name with a function that returns the files by ending.
 
         The function returns no files and adds to `missing` if the data for the figure is unusable.
         """
@@ -144,10 +153,10 @@ class FigureSet:
             read_data = cache(partial(self.read_and_record_skipped, group))
             for kind, spec in LOG_FIGURES.items():
                 if self.is_requested(kind) and spec.is_available(group):
-                    yield f"{kind}-{slug}", partial(draw_log_figure, spec, group, read_data)
+                    yield f"{kind}-{slug}", partial(draw_log_figure, spec, group, read_data, self.options)
             for kind, draw in MANIFEST_FIGURES.items():
                 if self.is_requested(kind):
-                    yield f"{kind}-{slug}", partial(draw, group)
+                    yield f"{kind}-{slug}", partial(draw, group, self.options)
 
     def cross_group_figures(self) -> Iterator[tuple[str, Callable[[], Figure]]]:
         """The figures that compare groups; many public set groups are split over several figures."""
@@ -157,16 +166,21 @@ class FigureSet:
         ):
             for start in range(0, len(groups), max_groups):
                 name = f"{kind}-{start // max_groups + 1}" if start else kind
-                yield name, partial(draw, groups[start : start + max_groups])
+                yield name, partial(draw, groups[start : start + max_groups], self.options)
         for number, regime_map in enumerate(self.regime_maps, start=1):
-            yield "regimes" if number == 1 else f"regimes-{number}", partial(regime_map_figure, regime_map)
+            yield (
+                "regimes" if number == 1 else f"regimes-{number}",
+                partial(regime_map_figure, regime_map, self.options),
+            )
         if self.ranking is not None and self.is_requested("critical-difference"):
-            yield "critical-difference", partial(critical_difference_figure, self.ranking)
+            yield "critical-difference", partial(critical_difference_figure, self.ranking, self.options)
 
     def render_or_record_missing(self, name: str, draw: Callable[[], Figure]) -> FigureFiles:
         try:
-            with use_plot_style():
-                return render_png_and_pdf(draw(), FIGURE_DPI)
+            with use_plot_style(self.options):
+                figure = draw()
+                self.captions[name] = caption_of(figure)
+                return render_figure(figure, self.options.formats)
         except FigureUnavailableError as error:
             self.missing.append(MissingFigure(name, str(error)))
             return {}
@@ -202,9 +216,11 @@ class FigureSet:
         return regime_maps
 
 
-def draw_log_figure(spec: FigureSpec, group: ComparisonGroup, read_data: Callable[[], FigureData]) -> Figure:
+def draw_log_figure(
+    spec: FigureSpec, group: ComparisonGroup, read_data: Callable[[], FigureData], options: FigureOptions
+) -> Figure:
     """Draw a figure from the logs, which are read now unless an earlier figure has read them."""
-    return spec.draw(group, read_data())
+    return spec.draw(group, read_data(), options)
 
 
 def unique_slugs(groups: Sequence[ComparisonGroup], reserved: set[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Labels at the ends of lines, and legends below figures where the names are too long for labels."""
+"""Names of lines: beside their ends, or in a legend below the figure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.report.plots.plot_style import FONT_SIZE_POINTS, PAGE_WIDTH_INCHES
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -18,81 +16,60 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from numpy.typing import NDArray
 
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
     from fedmosaic_cli.report.plots.plot_style import LineStyle
 
-LINE_HEIGHT_POINTS = 1.25 * FONT_SIZE_POINTS
-LEGEND_CHAR_INCHES, LEGEND_HANDLE_INCHES = 0.063, 0.75
-OUTER_LABEL_X = 1.025
+LEGEND_HANDLE_EMS, LEGEND_CHAR_SHARE = 4.3, 0.93
+"""Space of a line with its margins in font sizes, and width of an average character relative to a wide one."""
+OUTER_LABEL_X = 1.05
 """Left edge of the labels beside the axes, as a fraction of the width of the axes."""
-MAX_INNER_END_X = 0.55
-"""Lines that end left of this fraction of the axes have their label inside the axes."""
-LABEL_OFFSET = 0.025
-"""Distance between the end of a line and a label inside the axes."""
 MAX_INLINE_NAME_CHARS = 26
 """Longer names leave too little space for the lines beside them."""
-LEGEND_WIDTH_CHARS = 90
-"""Maximum line length of a name in the legend."""
 
 
 @dataclass(frozen=True)
 class LineLabel:
-    """The end of a line in data coordinates, the label text, and the shorter text for figures with a legend."""
+    """The end of a line in data coordinates, and the text beside it."""
 
     x: float
     y: float
     text: str
-    color: str
-    is_highlighted: bool = False
-    value: str = ""
+    style: LineStyle
 
 
-def draw_line_labels(labels_by_axes: Mapping[Axes, Sequence[LineLabel]], values_only: bool = False) -> None:
-    """Write a label for each line, without overlaps.
+def draw_line_labels(labels_by_axes: Mapping[Axes, Sequence[LineLabel]], options: FigureOptions) -> None:
+    """Write a label beside the axes for each line, in the order of the ends of the lines and without overlaps.
 
-    Labels are beside the axes, or beside the end of the line if the line ends far from the right edge. A thin line
-    connects each end with its label. Call this after axis limits, titles and legends are set.
-
-    Args:
-        labels_by_axes: The labels of each set of axes.
-        values_only: Write the values instead of the texts.
+    A thin line connects each end with its label. These lines do not cross, because all lines of the axes end at the
+    same x. Call this after axis limits, titles and legends are set.
     """
     groups: list[tuple[Axes, list[tuple[Annotation, float]]]] = []
     for axes, labels in labels_by_axes.items():
-        inner: list[tuple[Annotation, float]] = []
-        outer: list[tuple[Annotation, float]] = []
-        for label in labels:
-            x, y = (axes.transScale + axes.transLimits).transform((label.x, label.y))
-            is_inner = x < MAX_INNER_END_X
-            annotation = annotate_line_end(
-                axes, label, x + LABEL_OFFSET if is_inner else OUTER_LABEL_X, label.value if values_only else label.text
-            )
-            (inner if is_inner else outer).append((annotation, y))
-        groups += [(axes, group) for group in (inner, outer) if group]
+        heights = [float((axes.transScale + axes.transLimits).transform((label.x, label.y))[1]) for label in labels]
+        groups.append((axes, [(annotate_line_end(axes, label), y) for label, y in zip(labels, heights, strict=True)]))
     for figure in {axes.get_figure(root=True) for axes, _ in groups}:
         if figure is not None:
             figure.draw_without_rendering()  # the height of the axes is known only after the layout
     for axes, group in groups:
-        gap = LINE_HEIGHT_POINTS * axes.figure.dpi / 72 / axes.get_window_extent().height
+        height_inches = axes.get_window_extent().height / axes.figure.dpi
+        gap = options.line_height_inches / height_inches
         for (annotation, _), level in zip(group, spread_levels([y for _, y in group], gap), strict=True):
             annotation.set_position((annotation.get_position()[0], level))
 
 
-def annotate_line_end(axes: Axes, label: LineLabel, text_x: float, text: str) -> Annotation:
-    """A label that starts at `text_x`, as a fraction of the axes, with a line to the end that it names."""
-    leader = {"arrowstyle": "-", "color": label.color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2}
+def annotate_line_end(axes: Axes, label: LineLabel) -> Annotation:
+    """A label beside the axes, with a line to the end that it names."""
+    leader = {"arrowstyle": "-", "color": label.style.color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2}
     return axes.annotate(
-        text,
+        label.text,
         xy=(label.x, label.y),
-        xytext=(text_x, 0.5),
+        xytext=(OUTER_LABEL_X, 0.5),
         textcoords="axes fraction",
         ha="left",
         va="center",
-        color=label.color,
-        fontsize=FONT_SIZE_POINTS,
-        fontweight="bold" if label.is_highlighted else "normal",
+        color=label.style.text_color,
         annotation_clip=False,
         arrowprops={**leader, "relpos": (0, 0.5)},
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5},
         zorder=11,  # above all lines
     )
 
@@ -114,33 +91,58 @@ def spread_levels(targets: Sequence[float] | NDArray[np.float64], gap: float) ->
     return levels
 
 
-def has_long_name(names: Iterable[str]) -> bool:
-    """Whether a name is too long for a label, so that the figure needs a legend."""
-    return any(len(name) > MAX_INLINE_NAME_CHARS for name in names)
+def needs_legend(names: Iterable[str], options: FigureOptions) -> bool:
+    """Whether a name does not fit beside its line, so that the figure needs a legend."""
+    return options.is_narrow or any(len(name) > MAX_INLINE_NAME_CHARS for name in names)
 
 
-def add_legend_below(figure: Figure, styles_by_name: Mapping[str, LineStyle]) -> None:
-    """Add a legend of all lines below the figure."""
+def add_legend_below(
+    figure: Figure, styles_by_name: Mapping[str, LineStyle], options: FigureOptions, extra_handles: Sequence[Any] = ()
+) -> None:
+    """Add a legend of all lines below the figure, and of other handles with labels."""
     from matplotlib.lines import Line2D
 
+    names = [*styles_by_name, *(str(handle.get_label()) for handle in extra_handles)]
+    width_chars = legend_width_chars(options)
     handles = [
-        Line2D([], [], **style.plot_kwargs(), label=fill(name, LEGEND_WIDTH_CHARS))
+        Line2D([], [], **{**style.plot_kwargs(), "markevery": None}, label=fill(name, width_chars))
         for name, style in styles_by_name.items()
     ]
-    layout: dict[str, Any] = {"loc": "outside lower left", "alignment": "left"}
-    figure.legend(handles=handles, ncols=num_legend_columns(styles_by_name), frameon=False, handlelength=4, **layout)
+    layout: dict[str, Any] = {"loc": "outside lower left", "alignment": "left", "borderaxespad": 0.1}
+    spacing: dict[str, Any] = {"columnspacing": 1.2, "handletextpad": 0.5, "labelspacing": 0.25, "borderpad": 0.1}
+    figure.legend(
+        handles=[*handles, *extra_handles],
+        ncols=num_legend_columns(names, options),
+        frameon=False,
+        handlelength=2.6,
+        numpoints=1,
+        **layout,
+        **spacing,
+    )
 
 
-def num_legend_columns(names: Collection[str]) -> int:
-    """The largest number of legend columns that fit on a page."""
-    lengths = [min(len(name), LEGEND_WIDTH_CHARS) for name in names]
-    for count in (4, 3, 2):
+def legend_width_chars(options: FigureOptions) -> int:
+    """Maximum line length of a name in the legend."""
+    return int((options.width_inches - 1.5 * legend_handle_inches(options)) / options.char_inches)
+
+
+def legend_handle_inches(options: FigureOptions) -> float:
+    return LEGEND_HANDLE_EMS * options.font_size / 72
+
+
+def num_legend_columns(names: Collection[str], options: FigureOptions) -> int:
+    """The largest number of legend columns that fit into the figure."""
+    lengths = [min(len(name), legend_width_chars(options)) for name in names]
+    for count in (5, 4, 3, 2):
         widest = [max(column, default=0) for column in np.array_split(lengths, count)]
-        if count * LEGEND_HANDLE_INCHES + LEGEND_CHAR_INCHES * sum(widest) <= PAGE_WIDTH_INCHES:
+        text_inches = LEGEND_CHAR_SHARE * options.char_inches * sum(widest)
+        if count * legend_handle_inches(options) + text_inches <= options.width_inches:
             return count
     return 1
 
 
-def legend_height_inches(names: Collection[str]) -> float:
-    lines = sum(-(-len(name) // LEGEND_WIDTH_CHARS) for name in names)
-    return 0.1 + -(-lines // num_legend_columns(names)) * 1.2 * LINE_HEIGHT_POINTS / 72
+def legend_height_inches(names: Collection[str], options: FigureOptions) -> float:
+    """Height of the legend of these names."""
+    width_chars = legend_width_chars(options)
+    lines = sum(-(-len(name) // width_chars) for name in names)
+    return 0.1 + -(-lines // num_legend_columns(names, options)) * 1.1 * options.line_height_inches

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.config.run_config import flatten_keys
 from fedmosaic_cli.methods.registry import method_info
-from fedmosaic_cli.report.comparison import LOCAL_KEY, ComparisonGroup, differing_keys, short_assignments
-from fedmosaic_cli.report.plots.plot_style import is_highlighted_method
+from fedmosaic_cli.report.comparison import (
+    LOCAL_KEY,
+    ComparisonGroup,
+    differing_keys,
+    has_client_trust,
+    short_assignments,
+)
 from fedmosaic_cli.storage.files import to_json_bytes
 
 if TYPE_CHECKING:
@@ -46,10 +51,14 @@ class PublicSetGroup:
         frames = [group.runs.assign(member=number) for number, group in enumerate(self.groups_by_value.values())]
         combined = ComparisonGroup("", "", pd.concat(frames).reset_index(drop=True))
         values = list(self.groups_by_value)
+        # An equal key of a member may carry the display name of the row.
+        named = {key: key for group in self.groups_by_value.values() for key in group.runs_by_method}
         return {
-            key: {values[int(str(number))]: member_runs for number, member_runs in runs.groupby("member")}
+            named.get(key, key): {
+                values[int(str(number))]: member_runs for number, member_runs in runs.groupby("member")
+            }
             for key, runs in combined.runs_by_method.items()
-            if is_highlighted_method(key) or key == LOCAL_KEY or method_info(key[0]).shares_labels
+            if has_client_trust(key) or key == LOCAL_KEY or method_info(key[0]).shares_labels
         }
 
 
@@ -66,7 +75,7 @@ def find_public_set_groups(
     """
     groups_by_conditions: dict[bytes, list[ComparisonGroup]] = {}
     for group in comparison_groups:
-        if any(map(is_highlighted_method, group.runs_by_method)) and varied_key in group.conditions["data"]:
+        if any(map(has_client_trust, group.runs_by_method)) and varied_key in group.conditions["data"]:
             conditions = to_json_bytes(shared_conditions(group, varied_key))
             groups_by_conditions.setdefault(conditions, []).append(group)
     candidates, notes = [], []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure
-from fedmosaic_cli.report.plots.plot_style import HIGHLIGHTED_TITLES, PAGE_WIDTH_INCHES
+from fedmosaic_cli.report.plots.canvas import add_caption, new_figure, new_figure_with_axes, note_height_inches
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,25 +13,65 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
     from fedmosaic_cli.report.statistics import MethodRanking
 
 ROW_HEIGHT_INCHES = 0.17
-RANK_CHAR_INCHES = 0.066
 MAX_METHOD_NAME_CHARS = 40
+CLIQUE_WIDTH = 3
+"""Width of the bars that join methods, in points."""
 
 
-def critical_difference_figure(ranking: MethodRanking, title: str = "Average ranks and critical difference") -> Figure:
+def critical_difference_figure(ranking: MethodRanking, options: FigureOptions = DEFAULT_OPTIONS) -> Figure:
     """Average ranks with rank 1 on the right; bars join methods within one critical difference."""
-    ranks, critical_difference, settings = ranking.ranks, ranking.critical_difference, len(ranking.settings)
+    settings = len(ranking.settings)
+    note = (
+        f"Average ranks over {settings} setting{'s' * (settings != 1)}, 1 is best. "
+        "A bar joins methods whose ranks differ by at most the critical difference (CD)."
+    )
+    draw = list_of_ranks if options.is_narrow else branching_diagram
+    figure = draw(ranking, options, note_height_inches(options, note))
+    add_caption(figure, options, "average ranks and critical difference", note=note)
+    return figure
+
+
+def list_of_ranks(ranking: MethodRanking, options: FigureOptions, extra_height: float) -> Figure:
+    """One line per method with a dot at its rank, and the bars beside the lines, for narrow figures."""
+    names = sorted(ranking.ranks, key=lambda name: (ranking.ranks[name], name))
+    ranks = [ranking.ranks[name] for name in names]
+    bars = cliques(ranks, ranking.critical_difference)
+    height = 0.6 + 1.1 * options.line_height_inches * len(names) + extra_height
+    figure, axes = new_figure_with_axes(options.width_inches, height)
+    axes.plot(ranks, range(len(names)), color="black", marker="o", markersize=3.5, linestyle="none")
+    axes.set_yticks(range(len(names)), [shorten(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", color="0.9", linewidth=0.5)
+    axes.set_axisbelow(True)
+    highest = max(len(names), *ranks)
+    axes.set_xlim(0.8, highest + 0.5 + 0.4 * len(bars))
+    axes.set_xticks(range(1, int(highest) + 1, 1 if highest < 12 else 2))
+    for number, (low, high) in enumerate(bars):
+        rows = [row for row, rank in enumerate(ranks) if low <= rank <= high]
+        x = highest + 0.5 + 0.4 * number
+        ends = [rows[0] - 0.25, rows[-1] + 0.25]
+        axes.plot([x, x], ends, color="black", linewidth=CLIQUE_WIDTH, solid_capstyle="butt")
+    axes.set_xlabel(f"average rank (CD = {ranking.critical_difference:.2f})")
+    return figure
+
+
+def branching_diagram(ranking: MethodRanking, options: FigureOptions, extra_height: float) -> Figure:
+    """The diagram of Demsar, with names on both sides."""
+    ranks, critical_difference = ranking.ranks, ranking.critical_difference
     names = sorted(ranks, key=lambda name: (ranks[name], name))
     bars = cliques([ranks[name] for name in names], critical_difference)
     rows = (len(names) + 1) // 2
     top, first_label = 3.0, 4.2 + 0.55 * len(bars)
     height = first_label + 1.1 * rows + 0.5
-    figure = new_figure(PAGE_WIDTH_INCHES, height * ROW_HEIGHT_INCHES + 0.6)
+    figure = new_figure(options.width_inches, height * ROW_HEIGHT_INCHES + 0.1 + extra_height)
     axes = figure.add_subplot()
     axes.axis("off")
-    margin = margin_fraction(names)
+    margin = margin_fraction(names, options)
     highest = max(len(names), *ranks.values())
     axes.set_xlim(highest + margin * (highest - 1), 1 - margin * (highest - 1))
     axes.set_ylim(height, 0)
@@ -39,7 +79,13 @@ def critical_difference_figure(ranking: MethodRanking, title: str = "Average ran
     for number, (low, high) in enumerate(bars):
         level = top + 0.7 + 0.55 * number
         overhang = 0.006 * (highest - 1)
-        axes.plot([low - overhang, high + overhang], [level, level], color="black", linewidth=3, solid_capstyle="butt")
+        axes.plot(
+            [low - overhang, high + overhang],
+            [level, level],
+            color="black",
+            linewidth=CLIQUE_WIDTH,
+            solid_capstyle="butt",
+        )
     half = len(names) // 2
     for side, group in ((-1, names[: len(names) - half]), (1, names[::-1][:half])):
         edge = 1 if side < 0 else highest
@@ -47,18 +93,17 @@ def critical_difference_figure(ranking: MethodRanking, title: str = "Average ran
             # Half a row lower on one side, so that two lines of equal rank remain distinct.
             level = first_label + 1.1 * row + 0.55 * (side > 0)
             draw_rank_line(axes, name, ranks[name], (edge, top, level), side, margin * (highest - 1))
-    note = (
-        f"Average ranks over {settings} setting{'s' * (settings != 1)}, 1 is best. "
-        "A bar joins methods whose ranks differ by at most the critical difference (CD)."
-    )
-    add_title_and_note(figure, title, note)
     return figure
 
 
-def margin_fraction(names: Sequence[str]) -> float:
+def margin_fraction(names: Sequence[str], options: FigureOptions) -> float:
     """Width of the longest name on either side, as a fraction of the rank axis."""
-    inches = (min(max(map(len, names)), MAX_METHOD_NAME_CHARS) + 6) * RANK_CHAR_INCHES
-    return inches / (PAGE_WIDTH_INCHES - 0.3 - 2 * inches)
+    inches = (max(len(shorten(name)) for name in names) + 6) * 1.04 * options.char_inches
+    return inches / max(options.width_inches - 0.3 - 2 * inches, 0.2 * options.width_inches)
+
+
+def shorten(name: str) -> str:
+    return name if len(name) <= MAX_METHOD_NAME_CHARS else name[: MAX_METHOD_NAME_CHARS - 1] + "…"
 
 
 def draw_rank_axis(axes: Axes, top: float, max_rank: float, critical_difference: float) -> None:
@@ -77,15 +122,10 @@ def draw_rank_line(
 ) -> None:
     """Draw a line from the rank to the name of a method, with the rank beside the name."""
     edge, top, level = edge_top_level
-    is_highlighted = name.startswith(HIGHLIGHTED_TITLES)
     outside = edge + side * 0.04 * margin
-    width = 1.4 if is_highlighted else 0.7
-    axes.plot([rank, rank, outside], [top, level, level], color="black", linewidth=width, solid_joinstyle="miter")
-    text = name if len(name) <= MAX_METHOD_NAME_CHARS else name[: MAX_METHOD_NAME_CHARS - 1] + "…"
-    label = f"{rank:.2f}  {text}" if side < 0 else f"{text}  {rank:.2f}"
-    weight = "bold" if is_highlighted else "normal"
-    align = "left" if side < 0 else "right"
-    axes.text(edge + side * 0.08 * margin, level, label, ha=align, va="center", fontweight=weight)
+    axes.plot([rank, rank, outside], [top, level, level], color="black", linewidth=0.7, solid_joinstyle="miter")
+    label = f"{rank:.2f}  {shorten(name)}" if side < 0 else f"{shorten(name)}  {rank:.2f}"
+    axes.text(edge + side * 0.08 * margin, level, label, ha="left" if side < 0 else "right", va="center")
 
 
 def cliques(ranks: Sequence[float], critical_difference: float) -> list[tuple[float, float]]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure
-from fedmosaic_cli.report.plots.plot_style import PAGE_WIDTH_INCHES
+from fedmosaic_cli.report.plots.canvas import add_caption, new_figure
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
 from fedmosaic_cli.report.regimes import MIN_NAMED_GAIN, Regime
 
 if TYPE_CHECKING:
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
     from fedmosaic_cli.report.regimes import RegimeCell, RegimeMap
 
 COLUMN_WIDTH_INCHES = 3.4
 """Width of one column of a two-column page, for a map with one panel."""
 MAX_COLUMNS_PER_COLUMN_WIDTH = 4
 """More cells side by side need the width of the page."""
+MIN_ONE_LINE_LABEL_INCHES, WIDE_INCHES = 5.0, 7.0
 CELL_HEIGHT_INCHES = 0.56
 ROW_LABEL_INCHES = 0.75
 NAME_SIZE_POINTS, MIN_NAME_SIZE_POINTS, DETAIL_SIZE_POINTS = 7.0, 4.5, 5.8
@@ -44,15 +46,16 @@ NOTE = (
 )
 
 
-def regime_map_figure(regime_map: RegimeMap, is_captioned: bool = True) -> Figure:
+def regime_map_figure(regime_map: RegimeMap, options: FigureOptions = DEFAULT_OPTIONS) -> Figure:
     """Draw one panel per size of the public set, with heterogeneity as rows and examples per client as columns."""
     sizes, num_columns = regime_map.public_sizes, len(regime_map.example_counts)
     is_narrow = num_columns <= MAX_COLUMNS_PER_COLUMN_WIDTH
-    panels_per_line = min(len(sizes), 2 if is_narrow else 1)
+    panels_per_line = min(len(sizes), 2 if is_narrow and not options.is_narrow else 1)
     num_lines = -(-len(sizes) // panels_per_line)
-    width = COLUMN_WIDTH_INCHES if is_narrow and len(sizes) == 1 else PAGE_WIDTH_INCHES
+    is_single_column = is_narrow and len(sizes) == 1
+    width = min(COLUMN_WIDTH_INCHES, options.width_inches) if is_single_column else options.width_inches
     panel_height = CELL_HEIGHT_INCHES * len(regime_map.heterogeneities) + 0.6
-    figure = new_figure(width, num_lines * panel_height + 0.65 + is_captioned * caption_height_inches(width))
+    figure = new_figure(width, num_lines * panel_height + 0.65 + caption_height_inches(width, options))
     panels = list(figure.subplots(num_lines, panels_per_line, squeeze=False, sharex=True, sharey=True).flat)
     colors = gain_colors(regime_map)
     cell_width_inches = (width - ROW_LABEL_INCHES) / (panels_per_line * num_columns)
@@ -63,20 +66,21 @@ def regime_map_figure(regime_map: RegimeMap, is_captioned: bool = True) -> Figur
         axes.set_xlabel("training examples per client" if is_last_of_column else "")
     for axes in panels[len(sizes) :]:
         axes.remove()
-    label = fill(COLOR_LABEL, 44) if width < PAGE_WIDTH_INCHES else COLOR_LABEL
+    label = fill(COLOR_LABEL, 44) if width < MIN_ONE_LINE_LABEL_INCHES else COLOR_LABEL
     bar = figure.colorbar(colors, ax=panels[: len(sizes)], location="bottom", aspect=45, fraction=0.04, pad=0.03)
     bar.set_label(label)
     lowest, highest = shown_gain_range(regime_map)
     bar.ax.set_xlim(lowest, highest)
     bar.outline.set_visible(False)
-    if is_captioned:
-        add_title_and_note(figure, f"{TITLE}: {regime_map.label}", NOTE)
+    add_caption(figure, options, TITLE, regime_map.label, NOTE)
     return figure
 
 
-def caption_height_inches(width_inches: float) -> float:
+def caption_height_inches(width_inches: float, options: FigureOptions) -> float:
     """Height of title and note."""
-    return 0.75 if width_inches == PAGE_WIDTH_INCHES else 1.3
+    if options.is_paper:
+        return 0.0
+    return 1.3 if width_inches <= COLUMN_WIDTH_INCHES else 0.75 * WIDE_INCHES / width_inches
 
 
 def gain_colors(regime_map: RegimeMap) -> ScalarMappable:

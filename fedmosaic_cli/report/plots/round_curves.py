@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmosaic_cli.report.comparison import method_title, shares_labels
-from fedmosaic_cli.report.plots.canvas import add_title_and_note, new_figure
+from fedmosaic_cli.report.plots.canvas import add_caption, new_figure, new_figure_with_axes, note_height_inches
 from fedmosaic_cli.report.plots.figure_data import (
     FigureUnavailableError,
     SeedBand,
     band_over_seeds,
+    equal_titles,
+    group_equal_bands,
     in_rounds_of_all,
-    seed_band_note,
+    seeds_note,
 )
+from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
 from fedmosaic_cli.report.plots.line_labels import (
-    LINE_HEIGHT_POINTS,
     LineLabel,
     add_legend_below,
     draw_line_labels,
-    has_long_name,
     legend_height_inches,
+    needs_legend,
 )
 from fedmosaic_cli.report.plots.plot_style import (
-    MAX_HIGHLIGHTED,
-    PAGE_WIDTH_INCHES,
+    BAND_OPACITY,
+    MAX_BANDS,
     add_grid_lines,
-    is_highlighted_method,
     method_line_styles,
     set_percent_axis,
     set_round_axis,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -43,157 +43,77 @@ if TYPE_CHECKING:
 
     from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
     from fedmosaic_cli.report.plots.figure_data import FigureData
+    from fedmosaic_cli.report.plots.figure_options import FigureOptions
     from fedmosaic_cli.report.plots.plot_style import LineStyle
 
     Vector = NDArray[np.float64]
 
 MIN_Y_SPAN = 0.04
-ORACLE_NOTE = "oracle: uses labels that are hidden from the federation"
+EARLY_ROUNDS_SHARE = 0.35
+"""The part of the accuracy axis that is left for values below those of the final rounds."""
+MIN_ROUNDS_OF_CUT_AXIS = 6
+ORACLE_NOTE = "the labels are hidden from the federation"
 
 
-def accuracy_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
-    """Mean accuracy of all clients over rounds per method; long runs have a second panel for the final rounds."""
+def accuracy_figure(
+    group: ComparisonGroup, figure_data: FigureData, options: FigureOptions = DEFAULT_OPTIONS
+) -> Figure:
+    """Mean accuracy of all clients over rounds per method.
+
+    The axis shows the final rounds well: it may begin above the accuracy of early rounds and of outlier methods.
+    """
+    runs_by_method = figure_data.curves_by_method
     bands = {
-        key: band_over_seeds(in_rounds_of_all([run.accuracy for run in runs]))
-        for key, runs in figure_data.curves_by_method.items()
+        key: band_over_seeds(in_rounds_of_all([run.accuracy for run in runs])) for key, runs in runs_by_method.items()
     }
     if not bands:
         raise FigureUnavailableError("no run has a readable log")
     num_rounds = len(next(iter(bands.values())).mean)
-    names = line_styles_by_title(bands)
-    has_legend = has_long_name(names)
-    height = figure_height_inches(len(bands)) + has_legend * legend_height_inches(names)
-    figure = new_figure(PAGE_WIDTH_INCHES, height)
-    note = seed_band_note(figure_data.curves_by_method)
-    if num_rounds >= 6:
-        all_rounds, labelled = figure.subplots(1, 2, width_ratios=(2, 3))
-        draw_bands(all_rounds, bands, bands)
-        set_round_and_percent_axes(all_rounds, num_rounds, "accuracy (%)")
-        all_rounds.set_title("all rounds", loc="left")
-        highlighted = [key for key in bands if is_highlighted_method(key)]
-        shaded = highlighted if len(highlighted) <= MAX_HIGHLIGHTED else []
-        draw_final_rounds(labelled, bands, shaded, num_rounds // 2)
-        if "bands" in note:
-            methods = list(dict.fromkeys((method, "") for method, _ in shaded))
-            note += (
-                f" Right panel: bands of {joined_titles(methods)} only." if shaded else " Bands in the left panel only."
-            )
-        note += out_of_range_note(bands, *labelled.get_ylim())
-    else:
-        labelled = figure.subplots()
-        draw_bands(labelled, bands, bands)
-        set_round_and_percent_axes(labelled, num_rounds, "accuracy (%)")
-    note += evaluated_rounds_note(bands)
+    lines = group_equal_bands(bands)
+    styles = method_line_styles(list(bands))
+    names = {key: equal_titles(keys) for key, keys in lines.items()}
+    drawn = {key: bands[key] for key in lines}
+    has_bands = len(drawn) <= MAX_BANDS
+    low, high = accuracy_limits(drawn, has_bands)
+    note = " ".join(
+        filter(
+            None,
+            (
+                seeds_note(bands.values(), [len(runs) for runs in runs_by_method.values()], has_bands),
+                cut_axis_note(drawn, low, high),
+                evaluated_rounds_note(bands),
+            ),
+        )
+    )
+    has_legend = needs_legend(names.values(), options)
+    height = max(2.0 if options.is_narrow else 2.7, 0.7 + (not has_legend) * len(names) * options.line_height_inches)
+    height += has_legend * legend_height_inches(names.values(), options) + note_height_inches(options, note)
+    figure, axes = new_figure_with_axes(options.width_inches, height)
+    draw_bands(axes, drawn, styles, has_bands)
+    set_round_axis(axes, num_rounds)
+    set_percent_axis(axes, low, high)
+    add_grid_lines(axes)
     if has_legend:
-        add_legend_below(figure, names)
-    add_title_and_note(figure, f"{group.label}: mean test accuracy of the clients", note)
-    draw_line_labels({labelled: curve_labels(bands, *labelled.get_ylim())}, has_legend)
+        add_legend_below(figure, {names[key]: styles[key] for key in lines}, options)
+    add_caption(figure, options, "mean test accuracy of the clients", group.label, note)
+    if not has_legend:
+        draw_line_labels({axes: curve_labels(drawn, names, styles, *axes.get_ylim())}, options)
     return figure
 
 
-def evaluated_rounds_note(bands: Mapping[MethodKey, SeedBand]) -> str:
-    """The part of the note about methods that were not evaluated in every round; empty without any."""
-    fewer = [key for key, band in bands.items() if not np.isfinite(band.mean).all()]
-    return f" {joined_titles(fewer)}: not evaluated in every round." if fewer else ""
-
-
-def consensus_figure(group: ComparisonGroup, figure_data: FigureData) -> Figure:
-    """Agreement of the clients with the consensus, and accuracy of the pseudo-labels, over rounds."""
-    curves = {key: runs for key, runs in figure_data.curves_by_method.items() if shares_labels(key)}
-    agreement = finite_bands({key: [run.agreement for run in runs] for key, runs in curves.items()})
-    correct = finite_bands({key: [run.pseudo_label_accuracy for run in runs] for key, runs in curves.items()})
-    panels = [
-        ("agreement of clients with the consensus", "agreement (%)", agreement),
-        (fill(f"accuracy of pseudo-labels ({ORACLE_NOTE})", 48), "correct pseudo-labels (%)", correct),
-    ]
-    panels = [panel for panel in panels if panel[2]]
-    if not panels:
-        raise FigureUnavailableError("no run logged a consensus")
-    means = [band.mean for _, _, bands in panels for band in bands.values()]
-    first_round = min(int(np.isfinite(mean).argmax()) for mean in means) + 1
-    names = line_styles_by_title(curves)
-    height = figure_height_inches(len(names), min_inches=2.6) + legend_height_inches(names)
-    figure = new_figure(PAGE_WIDTH_INCHES, height)
-    labels = {}
-    for axes, (title, label, bands) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
-        draw_bands(axes, bands, bands, method_line_styles(list(curves)))
-        set_round_and_percent_axes(axes, len(means[0]), label, first_round)
-        axes.set_title(title, loc="left")
-        labels[axes] = curve_labels(bands, *axes.get_ylim())
-    add_legend_below(figure, names)
-    without = [key for key in curves if agreement and key not in agreement]
-    note = seed_band_note(curves) + (f" {joined_titles(without)} logged no agreement." if without else "")
-    add_title_and_note(figure, f"{group.label}: consensus on the public set", note)
-    draw_line_labels(labels, values_only=True)
-    return figure
-
-
-def finite_bands(curves_by_method: Mapping[MethodKey, Sequence[Vector]]) -> dict[MethodKey, SeedBand]:
-    """The bands over seeds of the methods that have any value."""
-    bands = {key: band_over_seeds(curves) for key, curves in curves_by_method.items()}
-    return {key: band for key, band in bands.items() if np.isfinite(band.mean).any()}
-
-
-def line_styles_by_title(keys: Iterable[MethodKey]) -> dict[str, LineStyle]:
-    return {method_title(key): style for key, style in method_line_styles(list(keys)).items()}
-
-
-def joined_titles(keys: Sequence[MethodKey]) -> str:
-    """Titles as an enumeration: `A, B and C`."""
-    *others, last = map(method_title, keys)
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def figure_height_inches(num_names: int, min_inches: float = 3.2) -> float:
-    """A height that fits `num_names` labels above each other."""
-    return max(min_inches, 1.3 + num_names * LINE_HEIGHT_POINTS / 72)
-
-
-def draw_bands(
-    axes: Axes,
-    bands: Mapping[MethodKey, SeedBand],
-    shaded: Collection[MethodKey],
-    styles: Mapping[MethodKey, LineStyle] | None = None,
-) -> None:
-    """Draw a line for each mean, and a band for each method in `shaded`."""
-    styles = styles or method_line_styles(list(bands))
-    for key, band in bands.items():
-        known = np.isfinite(band.mean)
-        known[: known.argmax()] = True  # gaps are rounds that were not evaluated: the line connects the others
-        rounds = np.arange(1, len(known) + 1)[known]
-        axes.plot(rounds, band.mean[known], **styles[key].plot_kwargs(len(known)))
-        if key in shaded:
-            alpha = 0.22 if is_highlighted_method(key) else 0.09
-            low, high = band.low[known], band.high[known]
-            axes.fill_between(rounds, low, high, color=styles[key].color, alpha=alpha, linewidth=0)
-
-
-def set_round_and_percent_axes(axes: Axes, num_rounds: int, y_label: str, first_round: int = 1) -> None:
-    """Set axis limits that contain everything drawn so far."""
-    set_round_axis(axes, num_rounds, first_round)
-    set_percent_axis(axes, *padded_limits(*axes.dataLim.intervaly), y_label)
-    add_grid_lines(axes)
-
-
-def padded_limits(low: float, high: float) -> tuple[float, float]:
-    """Limits with a margin, and a minimum span so that small differences look small."""
-    margin = max(0.05 * (high - low), (MIN_Y_SPAN - (high - low)) / 2)
-    return low - margin, high + margin
-
-
-def draw_final_rounds(
-    axes: Axes, bands: Mapping[MethodKey, SeedBand], shaded: Collection[MethodKey], num_skipped_rounds: int
-) -> None:
-    """Draw the rounds after the first `num_skipped_rounds`, in which most methods differ little."""
-    draw_bands(axes, bands, shaded)
-    set_round_axis(axes, len(next(iter(bands.values())).mean), num_skipped_rounds + 1)
-    set_percent_axis(axes, *padded_limits(*final_rounds_limits(bands, shaded, num_skipped_rounds)), "")
-    axes.set_title(f"from round {num_skipped_rounds + 1}", loc="left")
-    add_grid_lines(axes)
+def accuracy_limits(bands: Mapping[MethodKey, SeedBand], has_bands: bool) -> tuple[float, float]:
+    """The limits of the accuracy axis: all values, or in long runs the final half of the rounds and some space."""
+    edges = [edge for band in bands.values() for edge in band_edges(band, has_bands)]
+    values = np.stack([*(band.mean for band in bands.values()), *edges])
+    lowest, highest = padded_limits(float(np.nanmin(values)), float(np.nanmax(values)))
+    if values.shape[1] < MIN_ROUNDS_OF_CUT_AXIS:
+        return lowest, highest
+    low, high = padded_limits(*final_rounds_limits(bands, has_bands, values.shape[1] // 2))
+    return max(lowest, low - EARLY_ROUNDS_SHARE / (1 - EARLY_ROUNDS_SHARE) * (high - low)), min(highest, high)
 
 
 def final_rounds_limits(
-    bands: Mapping[MethodKey, SeedBand], shaded: Collection[MethodKey], num_skipped_rounds: int
+    bands: Mapping[MethodKey, SeedBand], has_bands: bool, num_skipped_rounds: int
 ) -> tuple[float, float]:
     """The lowest and highest value of the final rounds, without outlier methods.
 
@@ -206,34 +126,142 @@ def final_rounds_limits(
     start = int(widths.argmin())
     tolerance = max(widths[start], MIN_Y_SPAN)
     low, high = ends[start] - tolerance, ends[start + majority - 1] + tolerance
-    means = [band.mean for band in bands.values() if low <= band.mean[-1] <= high]
-    edges = [edge for key in shaded for edge in (bands[key].low, bands[key].high)]
-    values = np.stack([*means, *edges])[:, num_skipped_rounds:]
+    inner = [band for band in bands.values() if low <= band.mean[-1] <= high]
+    curves = [curve for band in inner for curve in (band.mean, *band_edges(band, has_bands))]
+    values = np.stack(curves)[:, num_skipped_rounds:]
     return float(np.nanmin(values)), float(np.nanmax(values))
 
 
-def out_of_range_note(bands: Mapping[MethodKey, SeedBand], low: float, high: float) -> str:
-    """The part of the note that names methods outside the limits; empty if there are none."""
+def band_edges(band: SeedBand, has_bands: bool) -> list[Vector]:
+    """The edges of a drawn band between 0 and 1; none without a deviation."""
+    if not has_bands or not np.isfinite(band.std).any():
+        return []
+    return [np.clip(band.mean + sign * band.std, 0, 1) for sign in (-1, 1)]
+
+
+def cut_axis_note(bands: Mapping[MethodKey, SeedBand], low: float, high: float) -> str:
+    """The sentences on values outside the limits; empty if there are none."""
+    lowest = min(float(np.nanmin(band.mean)) for band in bands.values())
     below = [key for key, band in bands.items() if band.mean[-1] < low]
     above = [key for key, band in bands.items() if band.mean[-1] > high]
-    return "".join(
-        f" {joined_titles(keys)} {'are' if len(keys) > 1 else 'is'} {position} the right panel."
+    sentences = [
+        f"{joined_titles(keys)} {'end' if len(keys) > 1 else 'ends'} {position} the axis."
         for keys, position in ((below, "below"), (above, "above"))
         if keys
+    ]
+    if lowest < low:
+        sentences = [f"The axis begins above the lowest value, {100 * lowest:.1f} %.", *sentences]
+    return " ".join(sentences)
+
+
+def evaluated_rounds_note(bands: Mapping[MethodKey, SeedBand]) -> str:
+    """The sentence on methods that were not evaluated in every round; empty without any."""
+    fewer = [key for key, band in bands.items() if not np.isfinite(band.mean).all()]
+    return f"{joined_titles(fewer)}: not evaluated in every round." if fewer else ""
+
+
+def consensus_figure(
+    group: ComparisonGroup, figure_data: FigureData, options: FigureOptions = DEFAULT_OPTIONS
+) -> Figure:
+    """Agreement of the clients with the consensus, and accuracy of the pseudo-labels, over rounds."""
+    curves = {key: runs for key, runs in figure_data.curves_by_method.items() if shares_labels(key)}
+    agreement = finite_bands({key: [run.agreement for run in runs] for key, runs in curves.items()})
+    correct = finite_bands({key: [run.pseudo_label_accuracy for run in runs] for key, runs in curves.items()})
+    panels = [("agreement (%)", agreement), ("correct pseudo-labels (%)", correct)]
+    panels = [panel for panel in panels if panel[1]]
+    if not panels:
+        raise FigureUnavailableError("no run logged a consensus")
+    all_bands = [band for _, bands in panels for band in bands.values()]
+    first_round = min(int(np.isfinite(band.mean).argmax()) for band in all_bands) + 1
+    styles = method_line_styles(list(curves))
+    names = [method_title(key) for key in curves]
+    has_bands = len(curves) <= MAX_BANDS
+    without = [key for key in curves if agreement and key not in agreement]
+    explanations = {
+        "agreement (%)": "Agreement: examples of the public set on which a client's label is the consensus.",
+        "correct pseudo-labels (%)": f"Correct pseudo-labels: consensus labels that are true; {ORACLE_NOTE}.",
+    }
+    note = " ".join(
+        [
+            *(explanations[label] for label, _ in panels),
+            seeds_note(all_bands, [len(runs) for runs in curves.values()], has_bands),
+            *([f"{joined_titles(without)} logged no agreement."] if without else []),
+        ]
     )
+    rows, columns = (len(panels), 1) if options.is_narrow else (1, len(panels))
+    height = rows * (1.6 if options.is_narrow else 2.2) + legend_height_inches(names, options)
+    figure = new_figure(options.width_inches, height + note_height_inches(options, note))
+    all_axes = figure.subplots(rows, columns, squeeze=False, sharex=options.is_narrow).flat
+    for axes, (label, bands) in zip(all_axes, panels, strict=True):
+        drawn = {key: bands[key] for key in group_equal_bands(bands)}
+        draw_bands(axes, drawn, styles, has_bands)
+        set_round_axis(axes, len(all_bands[0].mean), first_round)
+        set_percent_axis(axes, *padded_limits(*drawn_limits(drawn, has_bands)), label)
+        add_grid_lines(axes)
+        if options.is_narrow:
+            axes.label_outer()
+    equal = [equal_titles(keys) for _, bands in panels for keys in group_equal_bands(bands).values() if len(keys) > 1]
+    if equal:
+        note += f" Equal lines are drawn once: {'; '.join(dict.fromkeys(equal))}."
+    add_legend_below(figure, {method_title(key): styles[key] for key in curves}, options)
+    add_caption(figure, options, "consensus on the public set", group.label, note)
+    return figure
 
 
-def curve_labels(bands: Mapping[MethodKey, SeedBand], low: float, high: float) -> list[LineLabel]:
+def finite_bands(curves_by_method: Mapping[MethodKey, Sequence[Vector]]) -> dict[MethodKey, SeedBand]:
+    """The bands over seeds of the methods that have any value."""
+    bands = {key: band_over_seeds(curves) for key, curves in curves_by_method.items()}
+    return {key: band for key, band in bands.items() if np.isfinite(band.mean).any()}
+
+
+def joined_titles(keys: Sequence[MethodKey]) -> str:
+    """Titles as an enumeration: `A, B and C`."""
+    *others, last = map(method_title, keys)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def draw_bands(
+    axes: Axes, bands: Mapping[MethodKey, SeedBand], styles: Mapping[MethodKey, LineStyle], has_bands: bool
+) -> None:
+    """Draw a line for each mean and, with `has_bands`, one standard deviation around it."""
+    for key, band in bands.items():
+        known = np.isfinite(band.mean)
+        known[: known.argmax()] = True  # gaps are rounds that were not evaluated: the line connects the others
+        rounds = np.arange(1, len(known) + 1)[known]
+        axes.plot(rounds, band.mean[known], **styles[key].plot_kwargs(len(rounds)))
+        if edges := band_edges(band, has_bands):
+            low, high = (edge[known] for edge in edges)
+            axes.fill_between(rounds, low, high, color=styles[key].color, alpha=BAND_OPACITY, linewidth=0)
+
+
+def drawn_limits(bands: Mapping[MethodKey, SeedBand], has_bands: bool) -> tuple[float, float]:
+    """The lowest and the highest value of lines and bands."""
+    curves = [curve for band in bands.values() for curve in (band.mean, *band_edges(band, has_bands))]
+    return float(np.nanmin(curves)), float(np.nanmax(curves))
+
+
+def padded_limits(low: float, high: float) -> tuple[float, float]:
+    """Limits with a margin, and a minimum span so that small differences look small."""
+    margin = max(0.05 * (high - low), (MIN_Y_SPAN - (high - low)) / 2)
+    return low - margin, high + margin
+
+
+def curve_labels(
+    bands: Mapping[MethodKey, SeedBand],
+    names: Mapping[MethodKey, str],
+    styles: Mapping[MethodKey, LineStyle],
+    low: float,
+    high: float,
+) -> list[LineLabel]:
     """Labels with the last value of each line in percent, sorted by value.
 
     A line that ends outside the limits has its label at the edge, with an arrow.
     """
-    styles, labels = method_line_styles(list(bands)), []
+    labels = []
     for key, band in bands.items():
         last = int(np.flatnonzero(np.isfinite(band.mean))[-1])
         level = float(band.mean[last])
-        value = f"{100 * level:.1f}" + (" ↓" if level < low else " ↑" if level > high else "")
-        text, color = f"{value}  {method_title(key)}", styles[key].color
-        y = min(max(level, low), high)
-        labels.append(LineLabel(last + 1, y, text, color, is_highlighted_method(key), value))
-    return sorted(labels, key=lambda label: float(label.value.split()[0]))
+        arrow = " ↓" if level < low else " ↑" if level > high else ""
+        text = f"{100 * level:.1f}{arrow}  {names[key]}"
+        labels.append((level, LineLabel(last + 1, min(max(level, low), high), text, styles[key])))
+    return [label for _, label in sorted(labels, key=lambda entry: entry[0])]
