@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -19,11 +18,12 @@ from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.datasets import find_dataset_source, locate_dataset
 from fedmosaic_cli.errors import RequestError, unknown_name_error
 from fedmosaic_cli.methods.registry import METHODS
+from fedmosaic_cli.report.run_costs import logged_round_seconds
 from fedmosaic_cli.runner.prepare import is_run_complete, load_latest_run_config, run_directory
 from fedmosaic_cli.runner.resume_checks import config_differences
 from fedmosaic_cli.storage.files import sha256
 from fedmosaic_cli.storage.lock import is_locked
-from fedmosaic_cli.storage.runs import TIMINGS_FILE, RunDirectory
+from fedmosaic_cli.storage.runs import RunDirectory
 from fedmosaic_cli.sweeps.relative_costs import SINGLE_EXCHANGE_METHODS, relative_cost
 
 if TYPE_CHECKING:
@@ -270,12 +270,3 @@ def recorded_execution(files: RunDirectory) -> str:
         return str(files.read_environment().get("execution", ""))
     except RequestError:
         return ""
-
-
-def logged_round_seconds(files: RunDirectory) -> list[float]:
-    """Return the duration of each logged round; empty if the log is missing or damaged."""
-    try:
-        lines = (files.path / TIMINGS_FILE).read_text(encoding="utf-8").splitlines()
-        return [float(json.loads(line)["seconds"]) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups
-from fedmosaic_cli.report.comparison_table import ComparisonTable, TableColumn, build_rows
+from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME, ComparisonTable, TableColumn, build_rows
 from fedmosaic_cli.report.html.page import build_page
 from tests.report import runs_by_hand
 from tests.report.runs_by_hand import manifest_of, summary_of
@@ -92,9 +92,11 @@ def small_federation(root: Path) -> Path:
     return root
 
 
-def table_of(settings, paper=False, **more):
+def table_of(settings, paper=False, name=OVERVIEW_NAME, methods=(), **more):
+    """A table of these settings, by default the overview, with rows for `methods` even if they have no runs."""
     columns = tuple(TableColumn(setting.label, setting, setting.name) for setting in settings)
-    return ComparisonTable("all", columns, build_rows(columns, [], paper), "Caption.", has_published=paper, **more)
+    rows = build_rows(columns, methods, paper)
+    return ComparisonTable(name, columns, rows, "Caption.", has_published=paper, **more)
 
 
 def page_of(root: Path, statistics=(), **more) -> str:

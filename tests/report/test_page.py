@@ -9,19 +9,30 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.collect import SkippedRun, collect_runs
-from fedmosaic_cli.report.comparison import comparison_groups
-from fedmosaic_cli.report.comparison_table import ComparisonTable, TableColumn, build_rows
+from fedmosaic_cli.report.comparison import LOCAL_KEY, comparison_groups, method_title
+from fedmosaic_cli.report.comparison_table import ComparisonTable, TableCell, TableColumn, build_rows
 from fedmosaic_cli.report.html import embedded_data
 from fedmosaic_cli.report.html.embedded_data import CURVE_BUDGET_EXCEEDED, embed_curves, subsampled_rounds
-from fedmosaic_cli.report.html.page import ENVIRONMENT, build_page, format_percentage_points, format_signed
-from fedmosaic_cli.report.html.sections import ConfigTexts
+from fedmosaic_cli.report.html.page import (
+    ENVIRONMENT,
+    NUM_CLIENT_STYLES,
+    build_page,
+    distinct_tables,
+    format_percentage_points,
+    format_signed,
+    header_lines,
+)
+from fedmosaic_cli.report.html.sections import ConfigTexts, format_quantity, summarize_group
+from fedmosaic_cli.report.method_styles import client_style, contrast, method_styles
 from fedmosaic_cli.report.output_files import add_rank_diagram
 from fedmosaic_cli.report.statistics import MethodRanking
 from fedmosaic_cli.report.stats_tables import TextTable, ranking_table
@@ -30,6 +41,7 @@ from tests.report.page_runs import HOSTILE, HOSTILE_NAME, page_of, small_federat
 from tests.report.runs_by_hand import manifest_of
 
 VOID = {"meta", "br", "input", "link", "img"}
+ENTROPY_TITLE = method_title(("fedmosaic", "entropy"))
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -184,7 +196,7 @@ def test_the_same_runs_give_the_same_bytes_without_torch(federation):
 
 def test_curves_are_those_of_the_log(federation):
     found = embedded_json(page_of(federation))
-    [method] = [method for method in found["settings"][0]["methods"] if method["title"] == "FedMosaic-U"]
+    [method] = [method for method in found["settings"][0]["methods"] if method["title"] == ENTROPY_TITLE]
     assert [run["seed"] for run in method["runs"]] == [0, 1]
     curve = found["curves"][method["runs"][0]["curve"]]
     assert curve["rounds"] == [1, 2, 3, 4, 5]
@@ -278,7 +290,7 @@ def test_the_overview_summarizes_results_in_sentences(federation):
     (federation / "unfinished" / "config.yaml").write_text("")
     text = re.sub(r"<[^>]+>", "", page_of(federation))
     assert "Local training reaches 60.00 (0.00); Centralized reaches 90.00 (0.00)." in text
-    assert "Best of the 2 other methods: FedMosaic-U with 66.67." in text
+    assert f"Best of the 2 other methods: {ENTROPY_TITLE} with 66.67." in text
     assert "+6.67 points compared with Local training. It helped 4 of 6 clients, left 2 unchanged and hurt 0." in text
     assert "Centralized was not run" in text
     assert f"{federation / 'unfinished'}not finished, summary.json is missing" in text
@@ -299,27 +311,98 @@ def test_the_overview_says_if_the_best_method_without_the_oracle_is_worse_than_l
 
 def test_repeated_notes_are_shown_once(federation):
     settings = comparison_groups(collect_runs(federation)[0])
-    tables = [table_of(settings, notes=("for both", name)) for name in ("for the first", "for the second")]
+    tables = [
+        table_of(settings, notes=("for both", "for the first")),
+        table_of(settings[:1], notes=("for both", "for the second"), name="some"),
+    ]
     text = build_page(settings, tables, []).decode()
-    assert text.count("Accuracy in %, mean") == 1
     assert re.findall(r"<li>(for .*?)</li>", text) == ["for both", "for the first", "for the second"]
 
 
 def test_cells_show_relation_best_value_deviation_and_seeds(federation):
     text = page_of(federation)
-    mark = '<span class="mark" role="img" title="worse than both baselines">▼</span>'
-    assert f'<span class="result worst">43.33<small> (0.00)</small>{mark}</span>' in text
-    assert '<span class="result baseline">90.00<small> (0.00)</small><span class="mark"></span></span>' in text
+    relation = "worse than both baselines"
+    mark = f'<span class="mark" role="img" aria-label="{relation}" title="{relation}">▼</span>'
+    assert (
+        '<td class="worst" data-value="43.3333" data-deviation="0">'
+        f'<a class="result" href="#setting-0-2">43.33<small> (0.00)</small>{mark}</a></td>'
+    ) in text
+    assert '<td class="baseline" data-value="90" data-deviation="0"><a class="result" href="#setting-0-0">' in text
     assert '<small class="few">1 of 2 seeds</small>' in text
     assert '<span class="missing" title="not run">' in text
+
+
+def test_cells_of_the_overview_lead_to_the_details_of_their_method(federation):
+    text = page_of(federation)
+    rows = dict(
+        re.findall(r'<tr id="(setting-[\d-]+)"><th scope="row" class="method"><a href="[^"]*">([^<]*)</a>', text)
+    )
+    cells = re.findall(r'<th scope="row" class="method">([^<]*)<small>.*?\n(.*?)</tr>', text, re.DOTALL)
+    links = {title: re.findall(r'href="#(setting-[\d-]+)"', row) for title, row in cells}
+    assert links.keys() == {"Centralized", "Local training", "FedAvg", ENTROPY_TITLE}
+    assert [len(targets) for targets in links.values()] == [1, 2, 2, 2]  # Centralized was run in one setting
+    assert all(rows[target] == title for title, targets in links.items() for target in targets)
+    setting = next(fold for _, fold in PageParser(text).elements if fold.get("id") == "setting-0")
+    assert "open" not in setting
+
+
+def test_one_setting_is_one_table(federation):
+    settings = comparison_groups(collect_runs(federation)[0])[:1]
+    tables = [table_of(settings), table_of(settings, name="label-skew", methods=[("ditto", "")])]
+    text = build_page(settings, tables, []).decode()
+    assert text.count(">43.33<") == 1
+    assert 'id="tables"' not in text
+    assert 'id="setting-0"' not in text
+    assert 'href="#runs-0-2"' in text
+    assert '<details class="run" id="runs-0-2">\n<summary><b>FedAvg</b><span>seed 0</span>' in text
+    # The details are in the rows of the overview.
+    [row] = re.findall(r'<th scope="row" class="method">FedAvg<small>.*?</tr>', text, re.DOTALL)
+    values = re.findall(r'<td[^>]* data-value="([^"]*)"', row)
+    assert [f"{float(value):.4g}" for value in values] == ["43.33", "-16.67", "0", "2", "4", "-0.6667", "0.008333"]
+
+
+def test_a_table_with_other_results_is_kept(federation):
+    settings = comparison_groups(collect_runs(federation)[0])
+    some = table_of(settings[1:], name="label-skew")
+    assert distinct_tables([some, table_of(settings), table_of(settings, name="hybrid")])[1] == [some]
+    assert distinct_tables([some]) == (None, [some])
+
+
+def test_communication_and_time_are_per_client_and_round(tmp_path):
+    for seed, seconds in enumerate(([9.0, 0.1, 0.3], [9.0, 0.4, 0.6])):
+        run = write_run(tmp_path, "s", "fedavg", seed, [0.5, 0.6], rounds=3, bits={"up": 900_000, "down": 300_000})
+        lines = [json.dumps({"round": number, "seconds": value}) for number, value in enumerate(seconds, start=1)]
+        (run / "timings.jsonl").write_text("\n".join(lines) + "\n")
+    write_run(tmp_path, "s", "centralized", 0, [0.5, 0.6], rounds=3, bits={"up": None, "down": None})
+    damaged = write_run(tmp_path, "s", "local", 0, [0.5, 0.6], rounds=3, bits={"up": 0, "down": 0})
+    (damaged / "timings.jsonl").write_text('{"round": 1, "seconds": NaN}\n')
+    [summary] = map(summarize_group, comparison_groups(collect_runs(tmp_path)[0]))
+    costs = {row.title: (row.kilobytes, row.seconds) for row in summary.rows}
+    # 1.2 million bits are 150 kB, of 2 clients in 3 rounds. The medians are 0.3 and 0.6 seconds.
+    assert costs["FedAvg"] == (25.0, pytest.approx(0.45))
+    assert costs["Centralized"] == (None, None)
+    assert costs["Local training"] == (0.0, None)
+    text = page_of(tmp_path)
+    assert '<td data-value="25.0">25</td>' in text
+    assert "they depend on the machine" in text
+
+
+def test_quantities_have_three_digits_and_no_large_exponents():
+    assert [format_quantity(value) for value in (0, 0.0123456, 1.5, 99.96, 38480.4)] == [
+        *("0", "0.0123", "1.5", "100", "38,480"),
+    ]
 
 
 def test_empty_cells_have_commands(federation):
     settings = comparison_groups(collect_runs(federation)[0])
     commands = tuple(f"fedmosaic baseline centralized --preset second --seed {seed}" for seed in range(20))
-    text = build_page(settings, [table_of(settings, commands=commands)], []).decode()
-    assert "1 cell without our own result" in text
-    assert 'href="#fill-0"' in text
+    table = table_of(settings, commands=commands)
+    without_command = build_page(settings, [table], []).decode()
+    assert "20 missing results. Run:" in without_command
+    row = replace(table.rows[0], cells=(table.rows[0].cells[0], TableCell(command=commands[0])))
+    text = build_page(settings, [replace(table, rows=(row, *table.rows[1:]))], []).decode()
+    assert "1 missing result. Run:" in text
+    assert 'href="#methods-fill"' in text
     codes = PageParser(text).texts_in("code")
     assert all(command in codes for command in commands)
 
@@ -429,18 +512,20 @@ def test_shards_with_unknown_public_classes_are_shown(tmp_path):
     assert valid_manifest(group, "shards-0") is not None
 
 
-def test_the_statistics_section_is_hidden_without_statistics(federation):
-    assert re.search(r'<section id="statistics"[^>]* hidden>', page_of(federation))
+def test_a_page_without_statistics_has_no_such_section(federation):
+    assert "#statistics" not in page_of(federation)
+    assert 'id="statistics"' not in page_of(federation)
     picture = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1"><text>rank</text></svg>'
     text = page_of(federation, [TextTable("Wilcoxon", ("Method", "p"), (("a<b", "0.05"),), "Pairs.", picture)])
-    assert not re.search(r'<section id="statistics"[^>]* hidden>', text)
+    assert 'href="#statistics"' in text
+    assert '<section id="statistics"' in text
     assert '<svg viewBox="0 0 1 1"><text>rank</text></svg></figure>' in text
     assert "<?xml" not in text
     assert "a&lt;b" in text
 
 
 def test_the_rank_diagram_uses_the_page_colour_and_has_no_title():
-    ranking = MethodRanking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, "FedMosaic-U": 3.0}, 2.34, 0.2)
+    ranking = MethodRanking(("a", "b"), {"Local training": 1.5, "FedAvg": 1.5, ENTROPY_TITLE: 3.0}, 2.34, 0.2)
     [sheet] = add_rank_diagram([ranking_table(ranking)], ranking)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", sheet.svg)
     assert "CD = 2.34" in words
@@ -453,24 +538,84 @@ def test_a_page_without_runs_is_well_formed(tmp_path):
     PageParser(build_page([], [], [SkippedRun(tmp_path, "damaged")]).decode())
 
 
-def luminance(colour):
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+def test_long_tables_are_closed_and_say_how_many_rows_they_have(federation):
+    def table(count):
+        rows = tuple((f"client {number}", "0.1", "on" if number < 3 else "off") for number in range(count))
+        return TextTable(f"Gates of {count}", ("Client", "gain", "gate"), rows)
+
+    text = page_of(federation, [table(20), table(21)])
+    openings = re.findall(r'<details class="card" data-fold="Gates of \d+"( open)?>\s*(<summary>.*?</summary>)', text)
+    assert [is_open for is_open, _ in openings] == [" open", ""]
+    assert '<span class="facts">21 rows · gate on: 3 · gate off: 18</span>' in openings[1][1]
 
 
-def contrast_ratio(one, other):
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("lambda < 1e-6", ("lambda < 1e-6",)),
+        ("clients with lambda < 1e-6", ("clients with ", "lambda < 1e-6")),
+        ("share of lambda < 1e-6", ("share of ", "lambda < 1e-6")),
+        ("right, weighted % (oracle)", ("right, weighted % ", "(oracle)")),
+        ("helped / unharmed / hurt", ("helped / ", "unharmed / hurt")),
+        ("quickstart-label-skew", ("quickstart-", "label-skew")),
+        ("x" * 30, ("x" * 15, "x" * 15)),
+    ],
+)
+def test_headers_have_at_most_two_lines_and_do_not_break_numbers(name, lines):
+    assert header_lines(name) == lines
+
+
+def test_figures_written_with_the_page_are_linked(federation):
+    assert 'id="figures"' not in page_of(federation)
+    settings = comparison_groups(collect_runs(federation)[0])
+    paths = ("figures/accuracy-first.png", "figures/accuracy-first.pdf", "../a b/<x>&'.png")
+    text = build_page(settings, [], [], figure_paths=paths).decode()
+    assert "2 figures, written together with this page" in text
+    assert (
+        '<li>accuracy-first <a href="figures/accuracy-first.png">PNG</a> '
+        '<a href="figures/accuracy-first.pdf">PDF</a></li>'
+    ) in text
+    assert '<li>&lt;x&gt;&amp;&#39; <a href="../a%20b/%3Cx%3E%26%27.png">PNG</a></li>' in text
+
+
+def page_colors(theme):
+    """The colours of the style sheet by name, for light (0) or dark (1) pages."""
+    style = (files("fedmosaic_cli.report.html") / "style.css").read_text(encoding="utf-8")
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
+    return {name: (light, dark)[theme] for name, light, dark in pairs}
+
+
+def mixed(color, ground, share):
+    """The result of the CSS function `color-mix(in srgb, color share, ground)`."""
+    pairs = [(int(color[start : start + 2], 16), int(ground[start : start + 2], 16)) for start in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * one + (1 - share) * other):02x}" for one, other in pairs)
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_and_lines_have_enough_contrast(theme):
-    style = (files("fedmosaic_cli.report.html") / "style.css").read_text(encoding="utf-8")
-    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
-    colours = {name: (light, dark)[theme] for name, light, dark in pairs}
+def test_text_has_enough_contrast(theme):
+    colors = page_colors(theme)
     for text in ("ink", "quiet", "accent", "baseline", "worst", "worse", "better"):
         for ground in ("card", "paper", "field"):
-            assert contrast_ratio(colours[text], colours[ground]) >= 4.5, (text, ground)
-    for number in range(8):
-        assert contrast_ratio(colours[f"c{number}"], colours["card"]) >= 3
+            assert contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
+    style = (files("fedmosaic_cli.report.html") / "style.css").read_text(encoding="utf-8")
+    [percent] = re.findall(r"td\.better \{ background: color-mix\(in srgb, currentColor (\d+)%, var\(--card\)\)", style)
+    for text in ("baseline", "worst", "worse", "better"):
+        assert contrast(colors[text], mixed(colors[text], colors["card"], int(percent) / 100)) >= 4.5, text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_lines_have_enough_contrast(theme):
+    card = page_colors(["light", "dark"].index(theme))["card"]
+    methods = method_styles([(name, "") for name in METHODS] + [("fedmosaic", "frequency"), ("fedmosaic", "entropy")])
+    clients = {f"client {number}": client_style(number) for number in range(NUM_CLIENT_STYLES)}
+    for name, style in {**methods, **clients}.items():
+        assert contrast(getattr(style.color, theme), card) >= 3, name
+
+
+def test_methods_have_the_colours_and_dashes_of_the_figures(federation):
+    found = embedded_json(page_of(federation))
+    styles = {method["title"]: method["style"] for setting in found["settings"] for method in setting["methods"]}
+    local = method_styles([LOCAL_KEY])[LOCAL_KEY]
+    color = f"light-dark({local.color.light}, {local.color.dark})"
+    assert styles["Local training"] == {"color": color, "dash": "10 6", "marker": ""}
+    assert len({(style["color"], style["dash"]) for style in styles.values()}) == len(styles) == 4

@@ -8,7 +8,9 @@ from base64 import b64encode
 from collections import Counter
 from importlib.resources import files
 from itertools import groupby
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -28,11 +30,13 @@ from fedmosaic_cli.report.html.embedded_data import (
 from fedmosaic_cli.report.html.sections import (
     ConfigTexts,
     format_percent,
-    overview_tiles,
+    format_quantity,
     pluralize,
+    report_facts,
     run_cards,
     summarize_group,
 )
+from fedmosaic_cli.report.method_styles import client_style, method_styles
 from fedmosaic_cli.safe_text import escape_control_characters
 
 if TYPE_CHECKING:
@@ -42,11 +46,22 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.comparison import ComparisonGroup
     from fedmosaic_cli.report.comparison_table import ComparisonTable
     from fedmosaic_cli.report.html.embedded_data import EmbeddedCurves, LogProgressCallback, ShardDistributions
+    from fedmosaic_cli.report.method_styles import CurveStyle
     from fedmosaic_cli.report.stats_tables import TextTable
 
 # Characters that HTML does not allow, but that names of files and runs may contain.
 CONTROL_CHARS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-SCRIPT_FILES = ("dom", "sorting", "chart", "curves", "shards", "runs", "controls", "start")
+SCRIPT_FILES = ("dom", "folding", "sorting", "chart", "curves", "shards", "runs", "saving", "controls", "start")
+MAX_OPEN_ROWS = 20
+"""Tables with more rows are closed at first."""
+MAX_HEADER_LINE = 14
+"""Characters of a column header on one line. Longer headers have two lines."""
+HEADER_BREAK = re.compile(r"(?<=[^<>=\u2264\u2265]\s)(?![/%])|(?<=[^\W\d][-_])(?=[^\W\d])")
+"""Positions where a header may be broken: not beside an operator, and not inside a number such as 1e-6."""
+MAX_STATES = 3
+"""The last column of a table has this many states at most, if its texts are states such as on and off."""
+PAGE_LINE_WIDTH = 2.0
+NUM_CLIENT_STYLES = 24
 
 
 def replace_control_chars(value: object) -> object:
@@ -76,8 +91,57 @@ def heading_spans(table: ComparisonTable) -> list[tuple[str, int]]:
     return [(heading, len(list(group))) for heading, group in groupby(column.heading for column in table.columns)]
 
 
-def num_missing_cells(table: ComparisonTable) -> int:
-    return sum(cell.measured is None for row in table.rows for cell in row.cells)
+def num_requested_cells(table: ComparisonTable) -> int:
+    """The number of cells for which there is a command that makes missing runs."""
+    return sum(bool(cell.command) for row in table.rows for cell in row.cells)
+
+
+def header_lines(name: str) -> tuple[str, ...]:
+    """Split a column header into at most two lines of similar length."""
+    if len(name) <= MAX_HEADER_LINE:
+        return (name,)
+    positions = [match.start() for match in HEADER_BREAK.finditer(name)] or [len(name) // 2]
+    middle = min(positions, key=lambda position: max(position, len(name) - position))
+    return name[:middle], name[middle:]
+
+
+def table_facts(table: TextTable) -> str:
+    """The number of rows, and how often each state occurs in the last column, if it contains states."""
+    facts = [pluralize(len(table.rows), "row")] if table.rows else []
+    states = Counter(row[-1] for row in table.rows)
+    if len(table.rows) > MAX_STATES >= len(states) and all(state.isalpha() for state in states):
+        facts += [f"{table.header[-1]} {state}: {count}" for state, count in states.items()]
+    return " · ".join(facts)
+
+
+def distinct_tables(tables: Sequence[ComparisonTable]) -> tuple[ComparisonTable | None, list[ComparisonTable]]:
+    """The table of all settings, and the others without those that repeat the results of a table before."""
+    ordered = sorted(tables, key=lambda table: table.name != OVERVIEW_NAME)
+    by_content: dict[frozenset[tuple[str, ...]], ComparisonTable] = {}
+    for table in ordered:
+        by_content.setdefault(table_content(table), table)
+    distinct = list(by_content.values())
+    if distinct and distinct[0].name == OVERVIEW_NAME:
+        return distinct[0], distinct[1:]
+    return None, distinct
+
+
+def table_content(table: ComparisonTable) -> frozenset[tuple[str, ...]]:
+    """Setting, domain and method of each cell with a measured or published result."""
+    return frozenset(
+        (column.group.label if column.group else column.preset, column.domain, *row.method_key)
+        for row in table.rows
+        for column, cell in zip(table.columns, row.cells, strict=True)
+        if cell.measured or cell.published
+    )
+
+
+def figure_links(paths: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The names of figures, each with its file formats and their links. `paths` are relative to the page."""
+    links: dict[str, list[tuple[str, str]]] = {}
+    for path in map(PurePosixPath, paths):
+        links.setdefault(path.stem, []).append((path.suffix.lstrip(".").upper(), quote(str(path))))
+    return list(links.items())
 
 
 ENVIRONMENT = Environment(
@@ -91,11 +155,14 @@ ENVIRONMENT = Environment(
 ENVIRONMENT.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
 ENVIRONMENT.filters |= {
     "heading_spans": heading_spans,
-    "num_missing": num_missing_cells,
+    "header_lines": header_lines,
+    "num_requested": num_requested_cells,
     "percent": format_percent,
     "plural": pluralize,
     "points": format_percentage_points,
+    "quantity": format_quantity,
     "signed": format_signed,
+    "table_facts": table_facts,
     "table_title": table_title,
 }
 
@@ -107,6 +174,7 @@ def build_page(
     text_tables: Sequence[TextTable] = (),
     diagrams: Sequence[TextTable] = (),
     on_progress: LogProgressCallback | None = None,
+    figure_paths: Sequence[str] = (),
 ) -> bytes:
     """Render the HTML page.
 
@@ -117,6 +185,7 @@ def build_page(
         text_tables: The tables of the statistics section.
         diagrams: The diagrams of the overview section.
         on_progress: Called with the number of logs read so far and the number of logs to read.
+        figure_paths: Files of figures, relative to the page and with forward slashes. The page links to them.
 
     Returns:
         The page as bytes, which are the same for the same input.
@@ -124,6 +193,8 @@ def build_page(
     embedded, config_texts = embed_curves(groups, on_progress), ConfigTexts()
     shards, shards_notes = shard_distributions(groups)
     runs_by_group = [(group.label, run_cards(group, embedded.omitted, config_texts)) for group in groups]
+    overview, other_tables = distinct_tables(tables)
+    summaries = list(map(summarize_group, groups))
     theme, script = (
         read_asset("script/theme.js"),
         Markup().join(read_asset(f"script/{name}.js") for name in SCRIPT_FILES),
@@ -134,9 +205,19 @@ def build_page(
         theme=theme,
         script=script,
         diagrams=diagrams,
-        tiles=overview_tiles(groups, skipped),
-        summaries=list(map(summarize_group, groups)),
-        tables=tables,
+        facts=report_facts(groups, skipped),
+        summaries=summaries,
+        row_numbers={
+            (summary.label, row.key): (number, row_number)
+            for number, summary in enumerate(summaries)
+            for row_number, row in enumerate(summary.rows)
+        },
+        overview=overview,
+        # With one setting, its details are in the rows of the overview.
+        is_single=overview is not None and len(overview.columns) == len(groups) == 1 and not overview.columns[0].domain,
+        tables=other_tables,
+        figures=figure_links(figure_paths),
+        max_open_rows=MAX_OPEN_ROWS,
         statistics=text_tables,
         diagnosis=[*build_certificate_tables(groups), *build_diagnosis_tables(groups)],
         runs_by_group=runs_by_group,
@@ -146,6 +227,7 @@ def build_page(
         shards_notes=shards_notes,
         metric_titles=METRIC_TITLES,
         outline=page_outline(groups, embedded, shards),
+        client_styles=[style_to_json(client_style(client)) for client in range(NUM_CLIENT_STYLES)],
         curves=Markup(",".join(embedded.json_by_path.values())),  # contains only numbers and names of metrics
         config_texts=config_texts.as_list(),
     )
@@ -157,13 +239,15 @@ def page_outline(
 ) -> list[dict[str, Any]]:
     """The groups with their methods, seeds, curve indices and shards, for the scripts of the page."""
     curve_indices = {path: number for number, path in enumerate(embedded_curves.json_by_path)}
+    styles = method_styles([key for group in groups for key in group.runs_by_method])
     return [
         {
             "label": group.label,
             "methods": [
                 {
                     "title": method_title(key),
-                    # Methods derived from FedMosaic are highlighted like FedMosaic.
+                    "style": style_to_json(styles[key]),
+                    # Methods derived from FedMosaic are selected at first, like FedMosaic.
                     "family": FedMosaic.info.name if has_client_trust(key) else key[0],
                     "runs": [
                         {"seed": int(seed), "curve": curve_indices.get(path), "digest": digest}
@@ -176,6 +260,12 @@ def page_outline(
         }
         for group, distributions in zip(groups, shards, strict=True)
     ]
+
+
+def style_to_json(style: CurveStyle) -> dict[str, str]:
+    """A curve style for the scripts: a CSS colour for light and dark pages, a dash pattern and a marker."""
+    color = f"light-dark({style.color.light}, {style.color.dark})"
+    return {"color": color, "dash": style.dash_array(PAGE_LINE_WIDTH), "marker": style.marker}
 
 
 def omitted_curves_notes(embedded_curves: EmbeddedCurves) -> list[str]:

@@ -15,6 +15,7 @@ from fedmosaic_cli.report.comparison import (
     method_title,
 )
 from fedmosaic_cli.report.comparison_table import method_results
+from fedmosaic_cli.report.run_costs import kilobytes_per_client_and_round, seconds_per_round
 from fedmosaic_cli.report.statistics import compare_methods_with_local
 from fedmosaic_cli.storage.files import read_regular_file
 from fedmosaic_cli.storage.runs import CONFIG_FILE, RunDirectory
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedmosaic_cli.report.collect import SkippedRun
-    from fedmosaic_cli.report.comparison import ComparisonGroup
+    from fedmosaic_cli.report.comparison import ComparisonGroup, MethodKey
     from fedmosaic_cli.report.comparison_table import MethodResult
     from fedmosaic_cli.report.statistics import MethodComparison
 
@@ -34,13 +35,20 @@ MAX_TOTAL_CONFIG_CHARS = 10_000_000
 
 @dataclass(frozen=True)
 class OverviewRow:
-    """A method in a group, with its gain over Local if both were run on the same shards and seed."""
+    """A method in a group, with its gain over Local if both were run on the same shards and seed.
 
+    `kilobytes` are sent and received per client and round, None if raw data moves; `seconds` are per round, None if
+    the times are not recorded.
+    """
+
+    key: MethodKey
     title: str
     result: MethodResult
     gain: MethodComparison | None
     is_local: bool
     has_sentence: bool
+    kilobytes: float | None
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -59,8 +67,12 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class RunCard:
-    """A finished run. `config_index` is its position in the embedded configurations, or None with a `config_note`."""
+    """A finished run. `config_index` is its position in the embedded configurations, or None with a `config_note`.
 
+    `method_number` is the position of the method in its group; None for all but the first run of the method.
+    """
+
+    method_number: int | None
     title: str
     seed: int
     accuracy: float
@@ -111,16 +123,21 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def overview_tiles(groups: Sequence[ComparisonGroup], skipped: Sequence[SkippedRun]) -> list[tuple[str, int]]:
-    """The counts at the top of the page, with their names."""
+def format_quantity(value: float) -> str:
+    """A non-negative quantity with three significant digits, without an exponent if it is not tiny."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def report_facts(groups: Sequence[ComparisonGroup], skipped: Sequence[SkippedRun]) -> str:
+    """The numbers of runs, settings, methods and seeds."""
     counts = {
         "run": sum(len(group.runs) for group in groups),
         "setting": len(groups),
         "method": len({key for group in groups for key in group.runs_by_method}),
         "seed": len({seed for group in groups for seed in group.seeds}),
     }
-    tiles = [(f"{noun}{'' if count == 1 else 's'}", count) for noun, count in counts.items()]
-    return [*tiles, ("left out", len(skipped))] if skipped else tiles
+    facts = [pluralize(count, noun) for noun, count in counts.items()]
+    return " · ".join([*facts, f"{pluralize(len(skipped), 'run')} left out"] if skipped else facts)
 
 
 def summarize_group(group: ComparisonGroup) -> GroupSummary:
@@ -129,11 +146,14 @@ def summarize_group(group: ComparisonGroup) -> GroupSummary:
     gains = {comparison.method: comparison for comparison in compare_methods_with_local(group)}
     rows = [
         OverviewRow(
+            key=key,
             title=method_title(key),
             result=result,
             gain=gains.get(method_title(key)),
             is_local=key == LOCAL_KEY,
             has_sentence=key in other_keys and (has_client_trust(key) or len(other_keys) == 1),
+            kilobytes=kilobytes_per_client_and_round(group.runs_by_method[key], group.conditions["rounds"]),
+            seconds=seconds_per_round(group.runs_by_method[key]),
         )
         for key, result in results.items()
     ]
@@ -169,12 +189,13 @@ def group_facts(group: ComparisonGroup) -> str:
 def run_cards(group: ComparisonGroup, omitted_curves: Mapping[Path, str], config_texts: ConfigTexts) -> list[RunCard]:
     """The runs of a group by method and seed; adds their configurations to `config_texts`."""
     cards = []
-    for key, runs in group.runs_by_method.items():
-        for run in runs.to_dict("records"):
+    for method_number, (key, runs) in enumerate(group.runs_by_method.items()):
+        for number, run in enumerate(runs.to_dict("records")):
             files = RunDirectory(run["path"])
             config_index, config_note = read_config(files, config_texts)
             cards.append(
                 RunCard(
+                    method_number=method_number if number == 0 else None,
                     title=method_title(key),
                     seed=int(run["seed"]),
                     accuracy=float(run["accuracy"]),

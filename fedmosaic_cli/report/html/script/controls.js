@@ -28,16 +28,39 @@ function startCopying() {
     if (!button) return;
     const all = button.classList.contains("all");
     const codes = [...(all ? button.closest(".fill") : button.parentElement).querySelectorAll("code")];
-    const before = all ? "Copy all" : "Copy";
-    try {
-      await navigator.clipboard.writeText(codes.map((code) => code.textContent).join("\n"));
-      button.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(codes[0]);
-      button.textContent = "Selected";
-    }
-    setTimeout(() => (button.textContent = before), 1500);
+    const isCopied = await copyText(codes.map((code) => code.textContent).join("\n"));
+    button.textContent = isCopied ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = all ? "Copy all" : "Copy"), 1500);
   });
+}
+
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Some browsers have no clipboard for local files.
+    const area = element("textarea", { readonly: "" }, text);
+    document.body.append(area);
+    area.select();
+    const isCopied = document.execCommand("copy");
+    area.remove();
+    return isCopied;
+  }
+}
+
+// A gradient at the edge shows that a box scrolls.
+function startScrollHints() {
+  document.querySelectorAll("nav, .scroll, figure").forEach(hintScrolling);
+}
+
+function hintScrolling(box) {
+  const update = () => {
+    box.classList.toggle("more-left", box.scrollLeft > 1);
+    box.classList.toggle("more-right", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
+  };
+  box.addEventListener("scroll", update, { passive: true });
+  new ResizeObserver(update).observe(box);
 }
 
 function startSections() {

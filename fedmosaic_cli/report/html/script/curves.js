@@ -1,5 +1,8 @@
-const FRACTIONS = ["accuracy", "agreement", "pseudo_label_accuracy"];
-const LOCAL = { colour: "ink", dash: "5 4" };
+const FRACTIONS = [
+  "accuracy", "agreement", "pseudo_label_accuracy", "majority_accuracy", "public_share", "vote_agreement", "weight_share",
+];
+const LOSSES = ["loss_private", "loss_public", "test_loss"];
+const MEAN_STYLE = { color: "var(--ink)", dash: "", marker: "" };
 const NO_CURVES = "The page has no curves of this run.";
 
 function settingOptions() {
@@ -11,6 +14,7 @@ function startExplorer() {
   const [setting, method, seed, value] = ["setting", "method", "seed", "value"].map((name) => byId(`explore-${name}`));
   const methods = () => numbers.settings[Number(setting.value)]?.methods ?? [];
   const run = () => methods()[Number(method.value)]?.runs.find((one) => String(one.seed) === seed.value);
+  let wantedValue = "accuracy"; // a run without these values must not change the choice
   const fillMethods = () => {
     const wanted = method.selectedOptions[0]?.textContent;
     const same = methods().findIndex((one) => one.title === wanted);
@@ -19,25 +23,31 @@ function startExplorer() {
     fillSelect(method, entries, same >= 0 ? same : Math.max(ours, 0));
   };
   const fillSeeds = () => {
-    const entries = (methods()[Number(method.value)]?.runs ?? []).map((one) => ({
-      value: one.seed, text: one.curve === null ? `${one.seed} (no curves)` : String(one.seed), off: one.curve === null,
-    }));
-    fillSelect(seed, entries, seed.value);
+    const runs = (methods()[Number(method.value)]?.runs ?? []).filter((one) => one.curve !== null);
+    fillSelect(seed, runs.map((one) => ({ value: one.seed, text: String(one.seed) })), seed.value);
   };
   const update = () => {
     const curve = numbers.curves[run()?.curve];
-    const entries = Object.entries(numbers.values).map(([name, text]) => ({
-      value: name, text: !curve || name in curve.values ? text : `${text}: none`, off: curve && !(name in curve.values),
-    }));
-    fillSelect(value, entries, value.value || "accuracy");
+    const known = Object.entries(numbers.values).filter(([name]) => curve && name in curve.values);
+    fillSelect(value, known.map(([name, text]) => ({ value: name, text })), wantedValue);
+    byId("explore-log-switch").hidden = !LOSSES.includes(value.value);
+    const names = [setting, method].map((select) => select.selectedOptions[0]?.textContent);
+    state.title = `${names.join(", ")}, seed ${seed.value}`;
     showClients(state, numbers.settings[Number(setting.value)], run(), curve, value.value);
   };
   fillSelect(setting, settingOptions(), 0);
-  const levels = [[setting, fillMethods], [method, fillSeeds], [seed, () => {}], [value, () => {}]];
-  levels.forEach(([select], level) => select.addEventListener("change", () => {
-    levels.slice(level, 2).forEach(([, fill]) => fill());
+  const refill = { [setting.id]: [fillMethods, fillSeeds], [method.id]: [fillSeeds], [seed.id]: [] };
+  for (const select of [setting, method, seed]) {
+    select.addEventListener("change", () => {
+      refill[select.id].forEach((fill) => fill());
+      update();
+    });
+  }
+  value.addEventListener("change", () => {
+    wantedValue = value.value;
     update();
-  }));
+  });
+  byId("explore-log").addEventListener("change", update);
   fillMethods();
   fillSeeds();
   update();
@@ -56,14 +66,14 @@ function showClients(state, setting, run, curve, value) {
   const key = `${setting?.label} ${entries.length}`;
   if (!state.picked.has(key)) state.picked.set(key, new Set(entries.keys()));
   const picked = state.picked.get(key);
-  const redraw = () => drawClients(state.chart, curve, rows, entries, picked, value, isShared);
+  const redraw = () => drawClients(state, curve, rows, entries, picked, value, isShared);
   const groups = isShared ? [] : [...new Set(domains)].filter(Boolean);
   if (entries.length > 1) chips(picks, entries, groups, picked, redraw);
   else picks.replaceChildren();
   redraw();
 }
 
-function drawClients(chart, curve, rows, entries, picked, value, isShared) {
+function drawClients({ chart, title }, curve, rows, entries, picked, value, isShared) {
   const format = FRACTIONS.includes(value) ? formatPercent : formatNumber;
   const chosen = entries.flatMap((entry, client) => (picked.has(client) || entries.length === 1 ? [client] : []));
   const series = chosen.map((client) => ({
@@ -75,11 +85,11 @@ function drawClients(chart, curve, rows, entries, picked, value, isShared) {
       const known = chosen.map((client) => rows[client][at]).filter((one) => one !== null);
       return [round, known.length ? mean(known) : null];
     });
-    const style = { colour: "ink", dash: "" };
-    series.push({ name: `Mean of ${chosen.length} clients`, style, weight: "strong", points });
+    series.push({ name: `Mean of ${chosen.length} clients`, style: MEAN_STYLE, weight: "strong", points });
   }
   showChart(chart, {
-    series, top: FRACTIONS.includes(value) ? 1 : undefined, alwaysShown: value === "lambda" ? [0, 1] : [],
+    series, title: `${title}: ${numbers.values[value] ?? ""}`, metric: numbers.values[value],
+    isLog: LOSSES.includes(value) && byId("explore-log").checked, top: FRACTIONS.includes(value) ? 1 : undefined, alwaysShown: value === "lambda" ? [0, 1] : [],
     formatTick: (tick, step) => tickText(tick, step, FRACTIONS.includes(value)),
     describe: (line, [round, number]) => `${line.name}, round ${round}: ${format(number)}`,
     empty: curve ? "No client is selected." : NO_CURVES,
@@ -97,11 +107,14 @@ function tickText(tick, step, isFraction) {
 function startComparison() {
   const chart = lineChart(byId("compare-chart"), "Mean accuracy of methods by round");
   const setting = byId("compare-setting");
-  const [pickedBySetting, styles] = [new Map(), methodStyles()];
-  const thinLinesLast = (one, other) => (one.weight === "thin") - (other.weight === "thin");
+  const pickedBySetting = new Map();
+  // Curves of Local and of FedMosaic may coincide: dashed lines are on top, and Local above them is thin.
+  const level = (line) => (line.weight === "thin") + Boolean(line.style.dash);
+  const upperLinesLast = (one, other) => level(one) - level(other);
   const update = () => {
     const methods = numbers.settings[Number(setting.value)]?.methods ?? [];
-    const lines = methods.map((method) => ({ ...methodLine(method), ...styles.get(method.title) }));
+    const weight = (method) => (method.family === "local" ? "thin" : "");
+    const lines = methods.map((method) => ({ ...methodLine(method), style: method.style, weight: weight(method) }));
     const first = ["local", "centralized", "fedavg", "fedmosaic"];
     if (!pickedBySetting.has(setting.value)) {
       const wanted = methods.flatMap((one, number) => (first.includes(one.family) ? [number] : []));
@@ -109,7 +122,8 @@ function startComparison() {
     }
     const picked = pickedBySetting.get(setting.value);
     const redraw = () => showChart(chart, {
-      series: lines.filter((line, number) => picked.has(number) && line.points.length).sort(thinLinesLast),
+      series: lines.filter((line, number) => picked.has(number) && line.points.length).sort(upperLinesLast),
+      title: `${setting.selectedOptions[0]?.textContent}: accuracy of methods`, metric: "Mean accuracy",
       top: 1, formatTick: (tick, step) => tickText(tick, step, true), describe: describeMethod,
       empty: picked.size ? "The page has no curves of these methods." : "No method is selected.",
     });
@@ -119,21 +133,6 @@ function startComparison() {
   fillSelect(setting, settingOptions(), 0);
   setting.addEventListener("change", update);
   update();
-}
-
-// Styles by title, so that a method has the same style in every setting. Curves of Local and of FedMosaic variants may
-// coincide: upper lines are dashed, and Local, on top, is thin.
-function methodStyles() {
-  const every = numbers.settings.flatMap((setting) => setting.methods);
-  const titles = (family) => new Set(every.filter((method) => family(method.family)).map((method) => method.title));
-  const ours = [...titles((family) => family === "fedmosaic")];
-  const others = [...titles((family) => family !== "fedmosaic" && family !== "local")];
-  const dashes = (number) => (number ? `${12 + 6 * Math.floor(number / 8)} 5` : "");
-  return new Map([
-    ...ours.map((title, number) => [title, { style: { ...lineStyle(number), dash: dashes(number) }, weight: "strong" }]),
-    ...others.map((title, number) => [title, { style: lineStyle(ours.length + number) }]),
-    ...[...titles((family) => family === "local")].map((title) => [title, { style: LOCAL, weight: "thin" }]),
-  ]);
 }
 
 // The mean over clients for each seed, then mean, lowest and highest over seeds.

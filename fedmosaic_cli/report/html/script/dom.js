@@ -31,15 +31,19 @@ function fillSelect(select, entries, wanted) {
   select.value = possible.includes(String(wanted)) ? String(wanted) : possible[0] ?? "";
 }
 
-// Eight colours, with another dash pattern for each further eight lines.
-const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
-function lineStyle(number) {
-  return { colour: `c${number % 8}`, dash: DASHES[Math.floor(number / 8) % DASHES.length] };
+function lineStyle(client) {
+  return numbers.clientStyles[client % numbers.clientStyles.length];
 }
 
-function swatch({ colour, dash }) {
-  const line = svgElement("line", { x1: 0, y1: 4, x2: 22, y2: 4, "stroke-dasharray": dash });
-  return svgElement("svg", { class: colour, "aria-hidden": "true" }, line);
+function strokeOf({ color }) {
+  return `--stroke: ${color}`;
+}
+
+function swatch(style) {
+  const line = svgElement("line", { x1: 0, y1: 5, x2: 26, y2: 5, "stroke-dasharray": style.dash });
+  const picture = svgElement("svg", { style: strokeOf(style), viewBox: "0 0 26 10", "aria-hidden": "true" }, line);
+  picture.append(...marker(style.marker, 13, 5));
+  return picture;
 }
 
 // Buttons that select several entries, and one chip per entry. `entries` are {name, style, group}, `picked` is a set of
@@ -86,9 +90,14 @@ function mean(values) {
 }
 
 function resolvedColour(name) {
-  const probe = element("span", { style: `color: var(${name})` });
+  return themeColour(`var(${name})`);
+}
+
+// A CSS colour, which may differ between light and dark pages, as `rgb(...)`.
+function themeColour(colour) {
+  const probe = element("span", { style: `color: ${colour}` });
   document.body.append(probe);
-  const colour = getComputedStyle(probe).color;
+  const resolved = getComputedStyle(probe).color;
   probe.remove();
-  return colour;
+  return resolved;
 }

@@ -8,7 +8,11 @@ function startShards() {
   let width = 0;
   const draw = () => {
     width = container.clientWidth;
-    drawShards(container, held().find((one) => String(one.seed) === seed.value));
+    const shards = held().find((one) => String(one.seed) === seed.value);
+    drawShards(container, shards);
+    const title = `${setting.selectedOptions[0]?.textContent}, seed ${seed.value}: training examples per client and class`;
+    const picture = () => mapPicture(container, title);
+    container.closest(".savable").source = () => ({ title, picture, rows: () => mapRows(shards) });
   };
   const fill = () => {
     fillSelect(seed, held().map((one) => ({ value: one.seed, text: String(one.seed) })), seed.value);
@@ -24,6 +28,7 @@ function startShards() {
 
 function drawShards(container, shards) {
   const status = byId("shards-status");
+  container.map = null;
   if (!shards) {
     status.textContent = "No run of this setting contains a valid shard manifest.";
     return container.replaceChildren();
@@ -49,7 +54,10 @@ function drawShards(container, shards) {
   map.tip.hidden = true;
   const corner = element("div", { class: "corner" }, element("span", {}, "class →"), element("span", {}, "client ↓"));
   const cell = element("div", { class: "field" }, map.canvas, map.marker);
-  container.replaceChildren(element("div", { class: "map" }, corner, columnHeads(map), names, cell), map.tip);
+  const frame = element("div", { class: "map" }, corner, columnHeads(map), names, cell);
+  container.replaceChildren(frame, map.tip);
+  hintScrolling(frame);
+  container.map = map;
   paint(map);
   addListeners(map);
   const [publicTotal, ...others] = map.rows.map((row) => row.total);
@@ -67,7 +75,7 @@ function shardRows(shards) {
     return row(String(id), about(at).filter(Boolean).join(", "), shards.train[at], `Client ${id}`);
   });
   const counts = shards.public ?? shards.classes.map(() => 0);
-  const open = row("U", shards.public ? "public" : "public, classes unknown", counts, "Public set");
+  const open = row("public set", shards.public ? "" : "classes unknown", counts, "Public set");
   return [{ ...open, total: shards.public_size }, ...clients];
 }
 
@@ -95,28 +103,72 @@ function paint(map) {
   map.canvas.style.height = `${height}px`;
   const pen = map.canvas.getContext("2d");
   pen.scale(ratio, ratio);
-  const colours = { accent: rgb(resolvedColour("--accent")), card: rgb(resolvedColour("--card")) };
-  const most = [largest(map.rows[0].counts), largest(map.rows.slice(1).map((row) => largest(row.counts)))];
+  pen.fillStyle = resolvedColour("--line"); // between the cells
+  pen.fillRect(0, 0, width, height);
   pen.font = "11px system-ui, sans-serif";
   pen.textAlign = "center";
   pen.textBaseline = "middle";
-  map.rows.forEach((row, at) => row.counts.forEach((count, column) => {
-    const share = count / (most[Math.min(at, 1)] || 1);
-    paintCell(pen, map, at, column, count, Math.sqrt(share), colours);
+  for (const cell of mapCells(map)) {
+    pen.fillStyle = cell.ground;
+    pen.fillRect(cell.x, cell.y, cell.width, cell.height);
+    const text = String(cell.count);
+    if (!cell.count || map.cellHeight < 16 || pen.measureText(text).width > map.cellWidth - 4) continue;
+    pen.fillStyle = cell.ink;
+    pen.fillText(text, cell.x + cell.width / 2, cell.y + cell.height / 2);
+  }
+}
+
+// Position, count and colours of each cell. The public set has a separate scale and a wider line below.
+function mapCells(map) {
+  const [accent, card] = ["--accent", "--card"].map((name) => rgb(resolvedColour(name)));
+  const most = [largest(map.rows[0].counts), largest(map.rows.slice(1).map((row) => largest(row.counts)))];
+  const gap = map.cellWidth > 6 ? 1 : 0;
+  return map.rows.flatMap((row, at) => row.counts.map((count, column) => {
+    const alpha = count ? 0.06 + 0.94 * Math.sqrt(count / most[Math.min(at, 1)]) : 0;
+    const colour = accent.map((part, at) => Math.round(alpha * part + (1 - alpha) * card[at]));
+    const place = { x: column * map.cellWidth, y: at * map.cellHeight, width: map.cellWidth - gap };
+    const ink = brightness(colour) > 0.18 ? "#000" : "#fff"; // the more readable of the two
+    return { ...place, height: map.cellHeight - gap - (at === 0 ? 2 : 0), count, ground: `rgb(${colour})`, ink };
   }));
 }
 
-function paintCell(pen, map, row, column, count, strength, colours) {
-  const gap = map.cellWidth > 6 ? 1 : 0;
-  const [x, y] = [column * map.cellWidth, row * map.cellHeight];
-  const alpha = count ? 0.06 + 0.94 * strength : 0;
-  const colour = colours.accent.map((part, at) => Math.round(alpha * part + (1 - alpha) * colours.card[at]));
-  pen.fillStyle = `rgb(${colour})`;
-  pen.fillRect(x, y, map.cellWidth - gap, map.cellHeight - gap - (row === 0 ? 2 : 0));
-  const text = String(count);
-  if (!count || map.cellHeight < 16 || pen.measureText(text).width > map.cellWidth - 4) return;
-  pen.fillStyle = brightness(colour) > 0.18 ? "#000" : "#fff"; // the more readable of the two
-  pen.fillText(text, x + (map.cellWidth - gap) / 2, y + map.cellHeight / 2);
+// The map as SVG, with all names.
+function mapPicture(container, title) {
+  const { map } = container;
+  if (!map) return emptyPicture(600, 60, title);
+  const names = map.rows.map((row) => `${row.name} ${row.more}`.trim());
+  const isTall = largest(map.shards.classes.map((name) => textWidth(name, 11))) > map.cellWidth - 2;
+  const [left, heads] = [largest(names.map((name) => textWidth(name, 11))) + 20,
+    isTall ? largest(map.shards.classes.map((name) => textWidth(name, 11))) + 12 : 20];
+  const top = 34 + heads;
+  const [width, height] = [map.cellWidth * map.columns, map.cellHeight * map.rows.length];
+  const picture = emptyPicture(Math.ceil(Math.max(left + width + 12, textWidth(title, 14) + 40)), top + height + 12, title);
+  const text = (words, attributes) => svgElement("text", { "font-size": 11, fill: hexColour("var(--ink)"), ...attributes }, words);
+  picture.append(svgElement("rect", { x: left, y: top, width, height, fill: hexColour("var(--line)") }));
+  names.forEach((name, at) => {
+    picture.append(text(name, { x: left - 8, y: top + (at + 0.5) * map.cellHeight + 4, "text-anchor": "end" }));
+  });
+  map.shards.classes.forEach((name, at) => {
+    const [x, y] = [left + (at + 0.5) * map.cellWidth, top - 6];
+    const turned = { "text-anchor": "start", transform: `translate(${x + 4} ${y}) rotate(-90)` };
+    picture.append(text(name, isTall ? turned : { x, y, "text-anchor": "middle" }));
+  });
+  for (const { x, y, width: across, height: down, count, ground, ink } of mapCells(map)) {
+    picture.append(svgElement("rect", { x: left + x, y: top + y, width: across, height: down, fill: hexColour(ground) }));
+    const middle = { x: left + x + across / 2, y: top + y + down / 2 + 4, "text-anchor": "middle", fill: ink };
+    if (count && textWidth(String(count), 11) <= across) picture.append(text(String(count), middle));
+  }
+  return picture;
+}
+
+function mapRows(shards) {
+  if (!shards) return [];
+  const unknown = shards.classes.map(() => "");
+  return [
+    ["client", "domain", ...shards.classes],
+    ["public set", "", ...(shards.public ?? unknown)],
+    ...shards.clients.map((id, at) => [id, shards.domains[at], ...shards.train[at]]),
+  ];
 }
 
 function rgb(colour) {
