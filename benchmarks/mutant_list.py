@@ -773,6 +773,27 @@ MUTANTS = (
         ("labels/test_accounting.py",),
     ),
     Mutant(
+        "emnist-images-as-stored",
+        "data/datasets/emnist.py",
+        "is_transposed=True",
+        "is_transposed=False",
+        ("data/test_published_datasets.py::test_emnist",),
+    ),
+    Mutant(
+        "emnist-letters-from-zero",
+        "data/datasets/idx_layout.py",
+        "values.astype(np.int64) - self.first_label",
+        "values.astype(np.int64)",
+        ("data/test_published_datasets.py::test_emnist",),
+    ),
+    Mutant(
+        "group-norm-across-clients",
+        "engine/execution/stacked/stacked_layers.py",
+        "layer.module.num_groups * context.num_clients",
+        "layer.module.num_groups",
+        ("engine/test_stacked.py::test_stacked_network_equals_separate_networks",),
+    ),
+    Mutant(
         "public-examples-are-also-private",
         "data/partitioning/schemes.py",
         "return [(indices[private[indices]], domain) for",
