@@ -84,6 +84,10 @@ def clean_environment(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def without_progress_lines(monkeypatch):
+    disable_progress_lines(monkeypatch)
+
+
+def disable_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the progress lines of slow operations, which depend on the load of the machine, off stderr."""
     monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", math.inf)
 
@@ -127,9 +131,9 @@ def run_command(arguments: Sequence[str], cwd: Path, environment: dict[str, str]
     os.environ.update(environment)
     os.chdir(cwd)
     sys.argv = ["fedmosaic", *arguments]
-    from fedmosaic_cli.cli import data_dir_options, main
+    from fedmosaic_cli.cli import main
 
-    data_dir_options.PROGRESS_LINE_SECONDS = math.inf
+    disable_progress_lines(pytest.MonkeyPatch())
     try:
         main()
     finally:
