@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from fedmosaic_cli import __version__
+from fedmosaic_cli.cli.console import print_stderr
 from fedmosaic_cli.cli.help import HelpCommand, HelpGroup
 from fedmosaic_cli.cli.interrupt import InterruptedBySignal
 from fedmosaic_cli.errors import FedMosaicError, ResourceError
@@ -85,9 +86,7 @@ def exit_with_error(error: BaseException, args: list[str]) -> NoReturn:
         with suppress(OSError):
             sys.stderr.write(escape_control_characters("".join(traceback.format_exception(error))))
     line, code = describe_error(error, args)
-    with suppress(OSError):
-        sys.stderr.write(f"error: {printable_line(line)}\n")
-        sys.stderr.flush()
+    print_stderr(f"error: {printable_line(line)}")
     try:
         sys.stdout.flush()
     except OSError:  # the interpreter would try to flush again at exit, and complain

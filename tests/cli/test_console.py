@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedmosaic_cli.cli import console
+from fedmosaic_cli.cli.app import exit_with_error
+from fedmosaic_cli.errors import RequestError
 
 COMMAND = "fedmosaic baseline local centralized fedavg fedprox fedct --preset quickstart --seeds 0,1,2"
 NOTE = "note: the official test split of this data set is merged with the training split (protocol official)"
@@ -70,3 +72,14 @@ def test_nothing_is_wrapped_in_a_pipe(monkeypatch, capsys):
 def test_control_characters_are_escaped_before_wrapping(terminal):
     console.print_text("a name\x1b[31m " * 10)
     assert "\x1b" not in terminal["stdout"].getvalue()
+
+
+def test_an_error_on_a_terminal_is_wrapped_at_words(terminal):
+    with pytest.raises(SystemExit) as stopped:
+        exit_with_error(RequestError("unknown preset 'quikstart' (--preset): 'fedmosaic presets list' shows all"), [])
+    assert stopped.value.code == 2
+    assert terminal["stderr"].getvalue().splitlines() == [
+        "error: unknown preset 'quikstart'",
+        "  (--preset): 'fedmosaic presets list'",
+        "  shows all",
+    ]

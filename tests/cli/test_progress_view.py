@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from fedmosaic_cli.cli.data_dir_options import DataProgressLines
 from fedmosaic_cli.cli.interrupt import StopRequest
 from fedmosaic_cli.cli.views.progress_view import RunProgressBars, shorten_title
 from fedmosaic_cli.runner.events import RoundCompleted
+from fedmosaic_cli.runner.plan import PlannedRun
 
 TITLE = "fedmosaic-frequency seed 1, 15 clients"
 
@@ -163,3 +165,10 @@ def test_the_stop_message_in_a_pipe_has_no_control_characters(monkeypatch):
 class TerminalStderr(io.StringIO):
     def isatty(self):
         return True
+
+
+@pytest.mark.parametrize(("num_clients", "label"), [(1, "ditto seed 3, 1 client"), (2, "ditto seed 3, 2 clients")])
+def test_the_label_of_a_run_counts_clients(num_clients, label):
+    data, method = SimpleNamespace(clients=num_clients), SimpleNamespace(variant="ditto")
+    config = SimpleNamespace(data=data, method=method, seed=3)
+    assert PlannedRun(config, files=None, shards_name="").label == label
