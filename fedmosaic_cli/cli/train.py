@@ -22,6 +22,7 @@ from fedmosaic_cli.cli.views.dry_run_view import print_dry_run
 from fedmosaic_cli.cli.views.local_comparison import compare_run_with_local, summary_document, warn_about_trust
 from fedmosaic_cli.cli.views.progress_view import make_run_progress_view
 from fedmosaic_cli.cli.views.summary_view import print_results
+from fedmosaic_cli.config.presets import preset_names
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation.flower_options import SiteTransports
 from fedmosaic_cli.federation.site_shards import read_exported_manifest
@@ -135,6 +136,9 @@ def select_methods(words: list[str]) -> tuple[list[str], set[str]]:
     `ditto,local` is `ditto local`; a reference such as FILE.py:NAME is one word.
     """
     words = [part for word in words for part in ([word] if ":" in word else filter(None, word.split(",")))]
+    for word in words:
+        if word in preset_names() and word not in METHODS:
+            raise RequestError(f"'{word}' is a preset, not a method (METHOD): write --preset {word}")
     named = {word: resolve_method(word) for word in words if word != "all"}
     selected = [name for word in words for name in (ALL_BASELINES if word == "all" else [named[word]])]
     return list(dict.fromkeys(selected)), set(selected) - set(named.values())

@@ -92,7 +92,8 @@ class TrainOptions:
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Override one value, e.g. train.lr=0.01. Several values, e.g. train.lr=0.1,0.01, make one run each. May be repeated.",
+            help="Override one value, e.g. train.lr=0.01. Several values, e.g. train.lr=0.1,0.01, make one run each. "
+            "May be repeated.",
         ),
     ] = None
     dp: Annotated[
