@@ -134,7 +134,7 @@ def test_a_run_has_the_bytes_of_the_command_line(tmp_path):
 
 
 def test_the_directory_of_a_run_does_not_change_its_bytes():
-    experiment = fedmosaic.Experiment("quickstart", "local", overrides=SHORT)
+    experiment = fedmosaic.Experiment("quickstart", "local", overrides=SHORT, name="mine")
     default, other = experiment.run(), experiment.run(out="elsewhere/mine")
     assert other.path == Path("elsewhere/mine")
     assert result_bytes(default.path) == result_bytes(other.path)

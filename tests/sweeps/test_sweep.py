@@ -156,7 +156,8 @@ def test_without_ray_nothing_is_started(working_dir, monkeypatch, capsys):
     monkeypatch.setattr("fedmosaic_cli.sweeps.ray_session.find_spec", lambda name: None)
     assert exit_code_of(*STUDY, "--engine", "ray") == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: the package ray is not installed (--engine ray): python -m pip install -e '.[cluster]' in a checkout of fedmosaic"
+        "error: the package ray is not installed (--engine ray): python -m pip install -e '.[cluster]' in a checkout "
+        "of fedmosaic"
     )
     assert list(working_dir.iterdir()) == []
 
