@@ -39,7 +39,7 @@ def name_of(*assignments: str, swept: tuple[str, ...] = ()) -> str:
         ((), "quickstart"),
         (("data.alpha=0.3",), "quickstart-alpha-0.3"),
         (("data.alpha=0.5",), "quickstart"),
-        (("data.test_fraction=0.25",), "quickstart"),
+        (("data.val_fraction=0",), "quickstart"),
         (("train.lr=0.01", "model.name=cnn"), "quickstart-model-cnn-lr-0.01"),
         (("train.rounds=60",), "quickstart-rounds-60"),
         (("train.execution=threads", "train.eval_every=5"), "quickstart"),
@@ -86,7 +86,7 @@ def test_no_two_sections_share_a_key_in_names():
     [
         ("ditto", (), ""),
         ("ditto", ("methods.ditto.mu=0.1",), "mu-0.1"),
-        ("ditto", ("methods.ditto.mu=1",), ""),
+        ("ditto", ("methods.ditto.mu=3",), ""),
         ("fedmosaic", ("methods.fedmosaic.trust=paper",), "trust-paper"),
         ("fedmosaic", ("methods.fedmosaic.expertise=frequency",), ""),  # in the variant
         ("fedmosaic", ("privacy.labels=krr", "privacy.epsilon=8"), "privacy-labels-krr-epsilon-8"),
