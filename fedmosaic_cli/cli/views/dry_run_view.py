@@ -97,12 +97,14 @@ def print_dry_run(plan: RunPlan, data_dirs: DataDirs, as_json: bool) -> None:
         f"clients {EXECUTION_DESCRIPTIONS[run['execution']]}, workers: {run['workers']}" for run in runs
     )
     memory_text = (
-        f"memory is the sum of data, models, step and {runs[0]['process_mb']:,.1f} MB for torch and this program"
+        f"memory: sum of data, models, step and {runs[0]['process_mb']:,.1f} MB for torch and this program"
         if device.type == "cpu"
         else "memory on the device is about the sum of data, models and step"
     )
-    print_stdout(f"on {device}: {'; '.join(modes)}; {memory_text}")
-    print_stdout("bits are per client and exchange round; models include optimizer state; nothing was written")
+    print_stdout(f"on {device}: {'; '.join(modes)}")
+    print_stdout(memory_text)
+    print_stdout("bits are per client and exchange round; models include optimizer state")
+    print_stdout("nothing was written")
 
 
 def print_planned_work(runs: list[dict[str, Any]]) -> None:
