@@ -50,6 +50,11 @@ class ResourceError(FedMosaicError):
     exit_code = 4
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of the package, which is not on PyPI."""
+    return f"python -m pip install -e '.[{extra}]' in a checkout of fedmosaic"
+
+
 def unknown_name_error(kind: str, name: str, known: Iterable[str], location: str, hint: str = "") -> RequestError:
     """Return the error for an unknown name, with a variant of it or the closest known name as a suggestion."""
     options = sorted(known)

@@ -134,7 +134,7 @@ def test_a_run_has_the_bytes_of_the_command_line(tmp_path):
 
 
 def test_the_directory_of_a_run_does_not_change_its_bytes():
-    experiment = fedmosaic.Experiment("quickstart", "local", overrides=SHORT)
+    experiment = fedmosaic.Experiment("quickstart", "local", overrides=SHORT, name="mine")
     default, other = experiment.run(), experiment.run(out="elsewhere/mine")
     assert other.path == Path("elsewhere/mine")
     assert result_bytes(default.path) == result_bytes(other.path)
@@ -436,7 +436,7 @@ def test_the_tensorboard_callback_writes_what_the_command_line_writes():
 
 def test_without_the_package_the_tensorboard_callback_says_what_to_install(monkeypatch):
     monkeypatch.setattr("fedmosaic_cli.runner.tensorboard_log.find_spec", lambda name: None)
-    with pytest.raises(fedmosaic.FedMosaicError, match=r"not installed \(TensorBoard\): pip install"):
+    with pytest.raises(fedmosaic.FedMosaicError, match=r"not installed \(TensorBoard\): python -m pip install"):
         fedmosaic.TensorBoard()
 
 
@@ -458,7 +458,7 @@ ERRORS = {
     "train.rounds is 'three' (overrides): it must be a whole number": {"overrides": {"train.rounds": "three"}},
     "train.rounds is 0 (overrides): it must be": {"overrides": {"train.rounds": 0}},
     "train.rounds is a object (overrides): use a number": {"overrides": {"train.rounds": object()}},
-    "cannot read 'rounds=1' (overrides): write section.key=value": {"overrides": {"rounds": 1}},
+    "cannot read 'rounds=1' (overrides): write train.rounds=1": {"overrides": {"rounds": 1}},
     "3 is not a key (overrides)": {"overrides": {3: 1}},
     "model.width has no effect on a mlp (overrides): leave it out": {"overrides": {"model.width": 2}},
     "has no effect on FedMosaic with these values (overrides)": {"overrides": {"methods.fedmosaic.gate_folds": 3}},

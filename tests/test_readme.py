@@ -44,7 +44,7 @@ def test_every_command_of_the_readme_succeeds(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         ["/bin/sh", "-x", str(script)], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -109,7 +109,8 @@ class Experiment:
         shards: Directory of existing shards to train on.
         data_dir: Directory of data sets; by default FEDMOSAIC_DATA or `data`.
         device: "auto", "cpu", "cuda" or "mps".
-        name: Name of the experiment in directories and reports; by default that of the shards or the preset.
+        name: Name of the experiment in directories and reports; by default that of the shards or the preset, and the
+            values that differ from it.
         model: The name of a model, `FILE.py:NAME`, or a class or function that returns a `torch.nn.Module`; by default
             the model of the preset.
         dataset: The name of a data set, `FILE.py:NAME`, or a function that returns images and labels; by default the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
@@ -110,9 +111,12 @@ def describe_error(error: BaseException, args: list[str]) -> tuple[str, int]:  #
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "fedmosaic"
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        reason = rejected_value_reason(error)
+        if reason is not None:
+            return f"{reason} ({error.param.opts[0]}): see '{command} --help'", 2  # type: ignore[attr-defined]
         value = rejected_value(error, args)
         value_text = f" in '{value}'" if value and value not in message else ""
-        return f"{message}{value_text} ({command}): see '{command} --help'", 2
+        return f"{message}{value_text} ({command}): {usage_advice(message, command)}", 2
     if isinstance(error, BrokenPipeError):
         return (
             "the reader has closed the pipe (stdout): results on disk are complete",
@@ -132,6 +136,39 @@ def describe_error(error: BaseException, args: list[str]) -> tuple[str, int]:  #
         return "stopped on request (fedmosaic): finished work is kept", error.exit_code
     advice = "please report it" if "--debug" in args else "run again with --debug and report it"
     return f"{type(error).__name__}: {error} (a bug in fedmosaic): {advice}", 1
+
+
+def rejected_value_reason(error: BaseException) -> str | None:
+    """Return why the value of an option was rejected; None if Typer does not give the reason in parts."""
+    problems = getattr(error.__cause__, "errors", None)
+    if problems is None or getattr(error, "param", None) is None:
+        return None
+    problem = problems()[0]
+    context, value = problem.get("ctx", {}), problem["input"]
+    limits = {
+        "greater_than_equal": ("ge", "at least"),
+        "greater_than": ("gt", "greater than"),
+        "less_than_equal": ("le", "at most"),
+        "less_than": ("lt", "less than"),
+    }
+    kinds = {"int_parsing": "an integer", "float_parsing": "a number", "bool_parsing": "true or false"}
+    if problem["type"] in limits:
+        key, words = limits[problem["type"]]
+        return f"'{value}' is not {words} {context[key]}"
+    if problem["type"] == "value_error":  # 'tpu' is not one of 'auto', 'cpu', 'cuda', 'mps'.
+        return str(context["error"]).rstrip(".")
+    return f"'{value}' is not {kinds.get(problem['type'], 'valid')}"
+
+
+def usage_advice(message: str, command: str) -> str:
+    """Return what to do about a wrong command line."""
+    from fedmosaic_cli.config.presets import preset_names
+
+    extra = re.search(r"unexpected extra arguments?(?:\(s\))? \((\S+)", message)
+    name = extra[1].rstrip(")") if extra else ""
+    if name in preset_names() or name.endswith((".yaml", ".yml")):
+        return f"write --preset {name}"
+    return f"see '{command} --help'"
 
 
 def rejected_value(error: BaseException, args: list[str]) -> str:

@@ -23,6 +23,7 @@ from fedmosaic_cli.cli.views.dry_run_view import print_dry_run
 from fedmosaic_cli.cli.views.local_comparison import compare_run_with_local, summary_document, warn_about_trust
 from fedmosaic_cli.cli.views.progress_view import make_run_progress_view
 from fedmosaic_cli.cli.views.summary_view import print_results
+from fedmosaic_cli.config.presets import preset_names
 from fedmosaic_cli.errors import RequestError, RunFailedError
 from fedmosaic_cli.federation.flower_options import SiteTransports
 from fedmosaic_cli.federation.site_shards import read_exported_manifest
@@ -84,8 +85,9 @@ def train(
     [bold]Examples[/bold]
     fedmosaic train --preset quickstart
     fedmosaic train --preset quickstart --method ./my_method.py:MyMethod --model ./my_model.py:MyModel
-    fedmosaic train --preset quickstart --expertise frequency --seeds 0,1,2
-    fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper --runs-dir paper-trust
+    fedmosaic train --preset quickstart --expertise frequency --seeds 0-2
+    fedmosaic train --preset quickstart --set methods.fedmosaic.trust=paper,0.3,1.0
+    fedmosaic train --preset quickstart --set data.alpha=0.1,1 --seeds 0,1
     fedmosaic train --preset quickstart --set clients.0-4.model=random-forest
     fedmosaic train --preset quickstart --set model.name=cnn --augment crop
     fedmosaic train --preset quickstart --execution threads --workers 1
@@ -94,7 +96,7 @@ def train(
     fedmosaic train --preset quickstart --rounds 90 --resume --set train.lr=0.001 --allow-nonidentical
     fedmosaic train --preset quickstart --tensorboard && tensorboard --logdir runs
     fedmosaic train --preset quickstart --expertise frequency --dp krr,histogram --dp-epsilon 8 --dry-run
-    fedmosaic train --preset quickstart --set attack.kind=flip --set "attack.clients=[0,1]" --runs-dir attacked
+    fedmosaic train --preset quickstart --set attack.kind=flip --set "attack.clients=[0,1]"
     fedmosaic train --shards shards/digits-dirichlet-s0 --rounds 50 --dry-run
     fedmosaic train --preset quickstart --engine flower --simulate-sites 3 --rounds 6
     fedmosaic train --shards shards/ours --engine flower --quorum 2 --round-timeout 300 --join-timeout 900
@@ -122,11 +124,11 @@ def baseline(
     [bold]Examples[/bold]
     fedmosaic baseline --list
     fedmosaic baseline local centralized --preset quickstart --seeds 0,1,2
-    fedmosaic baseline ditto --preset quickstart --set methods.ditto.mu=0.1
+    fedmosaic baseline ditto --preset quickstart --set methods.ditto.mu=0.01,0.1,1
     fedmosaic baseline local fedavgft ditto fedmosaic student --preset quickstart
     fedmosaic baseline gated local --preset quickstart --seeds 0,1,2
     fedmosaic baseline fedavg --preset quickstart --set train.clients_per_round=5
-    fedmosaic baseline all --preset quickstart --resume --on-nan skip
+    fedmosaic baseline all --preset quickstart --on-nan skip
     """
     if list_methods:
         show_methods(request.as_json)
@@ -143,6 +145,9 @@ def select_methods(words: list[str]) -> tuple[list[str], set[str]]:
     `ditto,local` is `ditto local`; a reference such as FILE.py:NAME is one word.
     """
     words = [part for word in words for part in ([word] if ":" in word else filter(None, word.split(",")))]
+    for word in words:
+        if word in preset_names() and word not in METHODS:
+            raise RequestError(f"'{word}' is a preset, not a method (METHOD): write --preset {word}")
     named = {word: resolve_method(word) for word in words if word != "all"}
     selected = [name for word in words for name in (ALL_BASELINES if word == "all" else [named[word]])]
     return list(dict.fromkeys(selected)), set(selected) - set(named.values())

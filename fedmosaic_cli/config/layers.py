@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmosaic_cli.config.client_overrides import ClientOverrides
-from fedmosaic_cli.config.key_names import to_stored_keys
+from fedmosaic_cli.config.key_names import stored_key, to_stored_keys
 from fedmosaic_cli.config.validation_errors import build_validated, reject_unknown_keys
 from fedmosaic_cli.config.yaml_files import MAX_YAML_DEPTH, parse_yaml
 from fedmosaic_cli.data.data_settings import DataSettings
@@ -28,11 +28,14 @@ CONFIG_SECTIONS = {
     "defence": DefenceSettings,
 }
 SECTION_GROUPS = ("methods", "clients")
+PRESET_KEYS = {"description", "extends"}
+"""Keys of the file of a preset that are not sections."""
 # Keys that exclude each other: setting one in a later layer removes the others.
 EXCLUSIVE_KEYS = {
     "train": {"local_epochs": {"local_steps"}, "local_steps": {"local_epochs"}},
     "privacy": {"epsilon": {"label_epsilon", "noise_multiplier"}, "label_epsilon": {"epsilon", "label_share"}},
 }
+MAX_SUGGESTIONS = 3
 CLI_ORIGINS = {"--set", "flag"}
 T = TypeVar("T")
 
@@ -61,7 +64,10 @@ class ConfigLayers:
             content: Sections with their values.
             is_stored: The content comes from a file that fedmosaic wrote: old keys are expected and cause no notice.
         """
-        reject_unknown_keys(content, [*CONFIG_SECTIONS, *SECTION_GROUPS], "")
+        preset_keys = PRESET_KEYS if origin.startswith("preset ") else ()
+        for key in PRESET_KEYS & content.keys() if origin.startswith("file ") else ():
+            raise RequestError(f"'{key}' is for presets ({origin}): leave it out, or use the file with --preset")
+        reject_unknown_keys(content, [*CONFIG_SECTIONS, *SECTION_GROUPS, *preset_keys], "")
         for section, values in content.items():
             if section not in SECTION_GROUPS:
                 self._merge_section(origin, section, values, is_stored)
@@ -100,7 +106,7 @@ class ConfigLayers:
         path, equals, text = assignment.partition("=")
         *sections, key = path.strip().split(".")
         if not equals or not 0 < len(sections) < MAX_YAML_DEPTH or not all((*sections, key)):
-            raise RequestError(f"cannot read '{assignment}' (--set): write section.key=value, e.g. train.rounds=20")
+            raise RequestError(f"cannot read '{assignment}' (--set): {assignment_advice(path.strip(), text)}")
         content: dict[str, Any] = {key: parse_yaml(text, f"--set {path}")}
         for name in reversed(sections):
             content = {name: content}
@@ -144,6 +150,22 @@ class ConfigLayers:
     def _drop_origins(self, prefix: str) -> None:
         for key in [key for key in self.origins if key.startswith(prefix)]:
             del self.origins[key]
+
+
+def assignment_advice(key: str, value: str) -> str:
+    """Return how to write an assignment whose key lacks its section."""
+    sections = [
+        name for name, kind in CONFIG_SECTIONS.items() if stored_key(f"{name}.{key}") in section_keys(name, kind)
+    ]
+    groups = sections or [f"methods.{name}" for name in METHODS if key in field_names(method_schema(name))]
+    if not groups:
+        return "write section.key=value, e.g. train.rounds=20"
+    examples = [f"{group}.{key}={value or 'VALUE'}" for group in groups[:MAX_SUGGESTIONS]]
+    return f"write {' or '.join(examples)}"
+
+
+def section_keys(name: str, section_type: object) -> list[str]:
+    return [f"{name}.{key}" for key in field_names(section_type)]
 
 
 def field_names(section_type: object) -> list[str]:

@@ -68,7 +68,10 @@ def expectation(problem: Any) -> str:
         "float_type": lambda: "a number",
         "int_type": lambda: "a whole number",
         "string_type": lambda: "a text",
-        "tuple_type": lambda: "a list",
+        "tuple_type": lambda: f"a list, e.g. [{problem['input']}]",
+        "int_from_float": lambda: "a whole number",
+        "list_type": lambda: f"a list, e.g. [{problem['input']}]",
+        "model_type": lambda: "a mapping",
         "bool_type": lambda: "true or false",
         "dict_type": lambda: "a name or a mapping",
         "finite_number": lambda: "finite",
@@ -76,5 +79,4 @@ def expectation(problem: Any) -> str:
         "value_error": lambda: str(context["error"]),
     }
     kind = problem["type"]
-    message: str = problem["msg"]
-    return kinds[kind]() if kind in kinds else message[0].lower() + message[1:]
+    return kinds[kind]() if kind in kinds else "another value"

@@ -9,7 +9,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.errors import RequestError, install_command
 from fedmosaic_cli.runner.events import RoundCompleted, RunFinished, RunStarted
 from fedmosaic_cli.storage.files import remove_path
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.runner.events import RunEvent
     from fedmosaic_cli.storage.runs import RunDirectory
 
-TENSORBOARD_INSTALL_HINT = "pip install 'fedmosaic[tensorboard]'"
+TENSORBOARD_INSTALL_HINT = install_command("tensorboard")
 EVENT_FILES = "events.out.tfevents.*"
 FIRST_ROUND = 1
 INDEX_KEYS = ("round", "client")

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.errors import RequestError, ResourceError
+from fedmosaic_cli.errors import RequestError, ResourceError, install_command
 from fedmosaic_cli.machine import adopt_orphans, kill_descendants
 from fedmosaic_cli.storage.files import (
     create_and_open_directory,
@@ -28,7 +28,7 @@ from fedmosaic_cli.storage.files import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RAY_INSTALL_HINT = "pip install 'fedmosaic[cluster]'"
+RAY_INSTALL_HINT = install_command("cluster")
 # The object store carries short messages only; Ray accepts hardly less than this.
 OBJECT_STORE_BYTES = 100 * 2**20
 TEMP_DIR_PREFIX = "fedmosaic-ray"

@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.config.automatic_names import hyperparameter_tag
@@ -18,13 +17,12 @@ from fedmosaic_cli.config.run_config import resolve_run_config
 from fedmosaic_cli.data.datasets import find_dataset_source, locate_dataset
 from fedmosaic_cli.errors import RequestError, unknown_name_error
 from fedmosaic_cli.methods.registry import METHODS
-from fedmosaic_cli.report.run_costs import logged_round_seconds
 from fedmosaic_cli.runner.prepare import is_run_complete, load_latest_run_config, run_directory
 from fedmosaic_cli.runner.resume_checks import config_differences
 from fedmosaic_cli.storage.files import sha256
 from fedmosaic_cli.storage.lock import is_locked
 from fedmosaic_cli.storage.runs import RunDirectory
-from fedmosaic_cli.sweeps.relative_costs import SINGLE_EXCHANGE_METHODS, relative_cost
+from fedmosaic_cli.sweeps.time_estimates import MeasuredRounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -229,44 +227,21 @@ def require_matching_configs(runs: Iterable[SweepRun], data_dirs: DataDirs) -> N
 
 
 def estimate_seconds(jobs: Sequence[SweepJob], runs: Iterable[SweepRun], max_parallel: int) -> float | None:
-    """Estimate the duration of jobs from rounds that were measured in the same scenario.
-
-    Rounds of the same method count if there are any. Otherwise those of the other methods of the scenario count, each
-    divided by the relative cost of its method and multiplied by that of the job's. The last round of a method with a
-    single exchange takes longer than the others, so its rounds count for itself only, and only in finished runs.
+    """Estimate the duration of jobs from rounds that were measured in the same scenario; see `MeasuredRounds`.
 
     Returns:
         Seconds with `max_parallel` jobs at a time, or None if a scenario has no such round yet.
     """
-    measured: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    executions: dict[tuple[str, str], str] = {}
-    num_finished: dict[Path, int] = {}
-    for run in runs:
-        seconds, scenario, method = logged_round_seconds(run.files), run.scenario.name, run.row.method
-        num_finished[run.files.path] = len(seconds)
-        if seconds and (method not in SINGLE_EXCHANGE_METHODS or len(seconds) >= run.config.train.rounds):
-            measured[scenario][method] += seconds
-            executions[scenario, method] = recorded_execution(run.files)
+    measured: defaultdict[str, MeasuredRounds] = defaultdict(MeasuredRounds)
+    num_finished = {
+        run.files.path: measured[run.scenario.name].add(run.row.method, run.files, run.config.train.rounds)
+        for run in runs
+    }
     durations = []
     for job in jobs:
-        scenario, method = job.runs[0].scenario.name, job.runs[0].row.method
-        means = {name: fmean(seconds) for name, seconds in measured[scenario].items()}
-        if method not in means:
-            references = {name: executions[scenario, name] for name in means if name not in SINGLE_EXCHANGE_METHODS}
-            if not references:
-                return None
-            means[method] = fmean(
-                means[name] * relative_cost(method, execution) / relative_cost(name, execution)
-                for name, execution in references.items()
-            )
+        seconds = measured[job.runs[0].scenario.name].round_seconds(job.runs[0].row.method)
+        if seconds is None:
+            return None
         left = sum(max(1, run.config.train.rounds - num_finished.get(run.files.path, 0)) for run in job.runs)
-        durations.append(left * means[method])
+        durations.append(left * seconds)
     return max([sum(durations) / max_parallel, *durations], default=0.0)
-
-
-def recorded_execution(files: RunDirectory) -> str:
-    """Return how the clients of a run were executed; "" if env.json is missing or damaged."""
-    try:
-        return str(files.read_environment().get("execution", ""))
-    except RequestError:
-        return ""

@@ -465,8 +465,9 @@ def test_a_terminal_shows_a_progress_bar_and_colours(tmp_path):
 def test_the_suggested_next_command_keeps_the_options(invoke):
     result = invoke("train", *SHORT, "--seeds", "3,4", "--set", "train.lr=0.01", "--runs-dir", "my runs")
     assert (
-        "next: fedmosaic baseline all --preset quickstart --rounds 3 --seeds 3,4 --name quickstart --runs-dir 'my runs' "
-        "--set methods.fedmosaic.warmup_rounds=1 --set train.lr=0.01\nthen: fedmosaic report 'my runs'\n"
+        "next: fedmosaic baseline all --preset quickstart --rounds 3 --seeds 3,4 --name quickstart "
+        "--runs-dir 'my runs' --set methods.fedmosaic.warmup_rounds=1 --set train.lr=0.01\n"
+        "then: fedmosaic report 'my runs'\n"
     ) in result.stdout
 
 

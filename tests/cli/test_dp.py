@@ -249,7 +249,7 @@ def test_estimated_traffic_includes_noise(invoke):
 
 def test_rounds_with_too_few_clients_are_reported_and_recorded(invoke):
     attack = ("--set", "attack.kind=missing", "--set", "attack.clients=[1]", "--set", "defence.min_clients=10")
-    done = invoke("train", "--preset", "quickstart", "--name", "few", "--rounds", "6", "--quiet", *attack)
+    done = invoke("train", "--preset", "quickstart", "--name", "quickstart", "--rounds", "6", "--quiet", *attack)
     assert done.exit_code == 0, done.stderr
     assert "too few valid messages in 4 of 6 rounds" in done.stderr
     assert "% over honest clients" in done.stdout

@@ -76,4 +76,4 @@ def test_a_missing_or_unsupported_flower_is_named(version, words, tmp_path, monk
     stderr = capsys.readouterr().err
     assert exit_info.value.code == 2
     assert words in stderr
-    assert "pip install 'fedmosaic[flower]'" in stderr
+    assert "python -m pip install -e '.[flower]' in a checkout of fedmosaic" in stderr

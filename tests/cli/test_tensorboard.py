@@ -140,7 +140,8 @@ def test_without_tensorboard_nothing_is_started(invoke, tmp_path, monkeypatch):
     done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
     assert done.exit_code == 2
     assert done.stderr == (
-        "error: the package tensorboard is not installed (--tensorboard): pip install 'fedmosaic[tensorboard]'\n"
+        "error: the package tensorboard is not installed (--tensorboard): python -m pip install -e "
+        "'.[tensorboard]' in a checkout of fedmosaic\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -150,7 +151,7 @@ def test_an_import_error_is_reported_before_anything_is_written(invoke, tmp_path
     done = invoke(*TRAIN, "--rounds", 2, "--tensorboard")
     assert done.exit_code == 2
     assert "cannot be imported" in done.stderr
-    assert "pip install 'fedmosaic[tensorboard]'" in done.stderr
+    assert "python -m pip install -e '.[tensorboard]' in a checkout of fedmosaic" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -40,7 +40,8 @@ def test_changes_to_a_preset_become_options():
     changes = ("train.rounds=7", "data.alpha=0.3", "train.optimizer=sgd", "methods.ditto.mu=3")
     words = ["--set", "data.alpha=0.3", "--rounds", "7", "--set", "train.optimizer=sgd"]
     named = run_of("quickstart", *changes, setting="quickstart-alpha-0.3-rounds-7-optimizer-sgd")
-    assert cli_args_for(named, {}, DataDirs()) == ["--preset", "quickstart", *words]
+    environment = {"arguments": ["train", "--preset", "quickstart"]}
+    assert cli_args_for(named, environment, DataDirs()) == ["--preset", "quickstart", *words]
     # Without the name of the run, the command would find another one.
     run = run_of("quickstart", *changes)
     assert cli_args_for(run, {}, DataDirs()) == ["--preset", "quickstart", "--name", "quickstart", *words]
@@ -49,10 +50,11 @@ def test_changes_to_a_preset_become_options():
 def test_augmentation_becomes_an_option_even_if_it_is_turned_off(tmp_path):
     file = tmp_path / "more.yaml"
     file.write_text("train: {augment: crop}")
-    environment = {"arguments": ["train", "--config", str(file)]}
+    environment = {"arguments": ["train", "--preset", "quickstart", "--config", str(file)]}
     words = ["--preset", "quickstart", "--config", str(file)]
     flipped = run_of("quickstart", "train.augment=flip", setting="quickstart-augment-flip")
-    assert cli_args_for(flipped, {}, DataDirs()) == ["--preset", "quickstart", "--set", "train.augment=flip"]
+    preset = {"arguments": ["train", "--preset", "quickstart"]}
+    assert cli_args_for(flipped, preset, DataDirs()) == ["--preset", "quickstart", "--set", "train.augment=flip"]
     cropped = run_of("quickstart", "train.augment=crop", setting="quickstart-augment-crop")
     assert cli_args_for(cropped, environment, DataDirs()) == words
     assert cli_args_for(run_of(), environment, DataDirs()) == [*words, "--set", "train.augment=none"]

@@ -20,6 +20,7 @@ TRAIN = (
     *("train", "--shards", "shards", "--rounds", str(ROUNDS), "--resume"),
     *("--set", "train.checkpoint_every=1", "--set", "train.local_steps=1", "--set", "model.hidden=[4]"),
     *("--set", "methods.fedmosaic.warmup_rounds=1", "--set", "train.execution=threads"),
+    *("--name", "shards", "--tag", ""),
 )
 EVALUATE = ("evaluate", str(RUN))
 REPORT = ("report", "--no-figures", "--out", "tables")

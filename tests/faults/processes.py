@@ -16,6 +16,7 @@ ROUNDS = 20
 TRAIN = (
     *("train", "--shards", "shards", "--rounds", str(ROUNDS), "--resume", "--set", "train.checkpoint_every=1"),
     *("--set", "train.local_steps=20", "--set", "methods.fedmosaic.warmup_rounds=1"),
+    *("--name", "shards", "--tag", ""),
 )
 PIPELINE = (PARTITION, TRAIN, (*EVALUATE, "-q"))
 

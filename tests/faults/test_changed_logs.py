@@ -51,7 +51,7 @@ def test_a_log_changed_by_another_process_ends_the_run(reference_run, run_comman
     assert result.exit_code == 3
     assert result.stderr.splitlines()[-1] == (
         f"error: another process changed the log during the run ({RUN / name}): "
-        "stop that process, then continue with --resume"
+        "stop that process, then repeat the command"
     )
     assert not (tmp_path / RUN / "summary.json").exists()
     monkeypatch.undo()

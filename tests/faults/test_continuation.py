@@ -117,7 +117,7 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint(run_command, reference_run
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: next(room, 0))
     result = run_command(*TRAIN)
     assert result.exit_code == 4
-    assert "continue with --resume" in result.stderr.splitlines()[-1]
+    assert "repeat the command" in result.stderr.splitlines()[-1]
     monkeypatch.setattr(syscalls, "free_bytes", lambda path: 10**9)
     again = run_command(*TRAIN)
     assert "resumed after round 2" in again.stderr
@@ -215,7 +215,7 @@ def test_signal_stops_a_run_that_can_be_resumed(reference_run, tmp_path, more, w
     _, errors = read_outputs(process)
     assert process.returncode == 143
     assert words in errors
-    assert "continue with --resume" in errors
+    assert "repeat the command to continue" in errors
     saved = newest_checkpoint(tmp_path)
     assert logged_rounds(tmp_path)[-1] - saved in unsaved_rounds
     resumed = start_run(tmp_path, *NO_STOP_TIMEOUT, saved_round=saved + 1)
@@ -389,7 +389,7 @@ def test_finished_run_refuses_another_learning_rate(finished, run_command):
 
 def test_resume_restores_a_missing_configuration(finished, run_command):
     (finished / "config.yaml").unlink()
-    assert "repair the run with --resume" in run_command("evaluate", str(RUN)).stderr
+    assert "repeat its command to repair the run" in run_command("evaluate", str(RUN)).stderr
     assert "FedMosaic" in run_command("report").stdout
     assert run_command(*TRAIN).exit_code == 0
     assert run_command("evaluate", str(RUN)).exit_code == 0
@@ -404,7 +404,7 @@ def test_invalid_stop_timeout_is_refused(run_command, tmp_path, grace):
 
 def test_resume_can_skip_a_diverged_client(run_command, tmp_path):
     wild = ("baseline", "local", "--preset", "quickstart", "--rounds", "2", "--set", "train.optimizer=sgd", "-q")
-    wild = (*wild, "--set", "clients.0.lr=1e20", "--set", "train.local_steps=1")
+    wild = (*wild, "--set", "clients.0.lr=1e20", "--set", "train.local_steps=1", "--name", "quickstart")
     assert run_command(*wild).exit_code == 1
     assert run_command(*wild, "--resume", "--on-nan", "skip").exit_code == 0
     summary = json.loads((tmp_path / "runs" / "quickstart" / "local" / "seed-0" / "summary.json").read_text())

@@ -117,7 +117,8 @@ def signalled(number, folder, rng, uninterrupted) -> str:
     if process.returncode == CODES[number]:
         assert "Traceback" not in errors
         assert any(
-            words in errors for words in ("continue with --resume", "stopped on request", "all runs are finished")
+            words in errors
+            for words in ("repeat the command to continue", "stopped on request", "all runs are finished")
         )
     return {0: "was done already", CODES[number]: "in order"}.get(process.returncode, "before it began")
 

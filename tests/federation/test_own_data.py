@@ -550,7 +550,7 @@ def test_the_documented_commands_work(tmp_path):
     assert json.loads((tmp_path / "shards" / "ours" / "manifest.json").read_text())["dataset"] == "scans"
     for client in range(4):
         shutil.copy(tmp_path / f"site-{client}" / "shard" / f"client-00{client}.npz", tmp_path / "shards" / "ours")
-    short = ("--rounds", "2", "--set", "train.local_steps=1", "--set", "model.name=mlp", "--quiet")
+    short = ("--rounds", "2", "--set", "train.local_steps=1", "--set", "model.name=mlp", "--name", "ours", "--quiet")
     run_command([*documented("train", "--shards"), *short])
     [rounds] = (tmp_path / "runs" / "ours").glob("*/seed-0/rounds.jsonl")
     rows = [json.loads(line) for line in rounds.read_text().splitlines()]

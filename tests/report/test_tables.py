@@ -162,7 +162,8 @@ def test_commands_of_missing_seeds_repeat_the_hyperparameters(runs):
     own = [line for line in table_of(runs).commands if "--set" in line]
     assert own == [
         "fedmosaic baseline fedprox --preset quickstart --set methods.fedprox.mu=5 --tag '' --seeds 1",
-        "fedmosaic train --preset quickstart --expertise entropy --set methods.fedmosaic.trust=paper --tag '' --seeds 1",
+        "fedmosaic train --preset quickstart --expertise entropy --set methods.fedmosaic.trust=paper --tag '' "
+        "--seeds 1",
     ]
 
 

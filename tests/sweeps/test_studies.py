@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.methods.registry import METHODS, PAPER_METHODS
 from fedmosaic_cli.report.paper_tables import PAPER_TABLES
 from fedmosaic_cli.report.plots.figure_set import LOG_FIGURES, MANIFEST_FIGURES
+from fedmosaic_cli.runner.plan import RunRequest, plan_runs
 from fedmosaic_cli.storage.lock import directory_lock
 from fedmosaic_cli.sweeps import jobs, sweep_plan
 from fedmosaic_cli.sweeps.jobs import JobRunner
@@ -176,6 +177,29 @@ def test_commands_contain_all_options():
         *("--set", "methods.fedmosaic.trust=paper", "--name", "quickstart-misleading", "--tag", "trust-paper"),
         *("--seeds", "0,2", "--runs-dir", "mine", "--device", "cpu"),
     ]
+
+
+def planned_paths(job):
+    """Return the directories that the command of a job would use."""
+    words = job.cli_args()
+    values = parse_option_values(words)
+    request = RunRequest(
+        methods=("fedmosaic" if words[0] == "train" else words[1],),
+        preset=values["--preset"],
+        experiment_name=values.get("--name"),
+        assignments=tuple(value for word, value in pairwise(words) if word == "--set"),
+        seeds=tuple(map(int, values["--seeds"].split(","))),
+        tag=values.get("--tag"),
+    )
+    return [run.files.path for run in plan_runs(request, DataDirs()).runs]
+
+
+@pytest.mark.parametrize("overrides", [(), ("methods.ditto.mu=2", "train.lr=0.1")], ids=["plain", "changed"])
+@pytest.mark.parametrize("name", STUDIES)
+def test_commands_use_the_directories_of_the_study(name, overrides):
+    plan = plan_sweep(STUDIES[name], Scale.quick, SweepOptions(seeds=(0,), overrides=overrides), DataDirs())
+    for job in plan.pending_jobs(plan.read_states()):
+        assert planned_paths(job) == [run.files.path for run in job.runs], job.shell_command()
 
 
 def test_local_is_part_of_every_selection_of_methods():

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING, Any
 
-from fedmosaic_cli.errors import RequestError, RunFailedError
+from fedmosaic_cli.errors import RequestError, RunFailedError, install_command
 from fedmosaic_cli.federation.flower.flower_processes import flower_environment
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUPPORTED_VERSION = "1.41"
-INSTALL_COMMAND = "pip install 'fedmosaic[flower]'"
+INSTALL_COMMAND = install_command("flower")
 COMMAND_TIMEOUT_SECONDS = 120.0
 
 

@@ -24,6 +24,7 @@ pytest.importorskip("flwr")
 
 METHODS = ("fedmosaic", "fedct", "perfedckt", "fedavg")
 SHORT = ("--shards", "shards", "--set", "train.local_steps=3", "--set", "train.workers=1")
+SHORT += ("--name", "shards", "--tag", "")
 FLOATS = ("--set", "methods.fedmosaic.expertise_bits=float32")
 
 
@@ -195,7 +196,7 @@ def test_an_offline_site_fails_rounds_and_may_return(manual):
     manual.start(2)
     assert command.wait() in (0, 1), command.stderr
     if command.process.returncode:  # the site returned after the last round: resume the run
-        assert "continue with --resume" in command.stderr
+        assert "repeat the command" in command.stderr
         wait_until(lambda: not is_listening(manual.port))
         again = manual.train("--rounds", "6", "--resume", "--round-timeout", "900")
         assert again.wait() == 0, again.stderr
