@@ -309,5 +309,5 @@ def test_commands_are_not_wrapped_on_a_terminal(report, tmp_path, monkeypatch, c
     show_tables([overview_table(groups, False)], OutputFormat.terminal)
     lines = capsys.readouterr().out.splitlines()
     [position] = [number for number, line in enumerate(lines) if re.fullmatch(r"\d+ missing results?\. Run:", line)]
-    assert "fedmosaic baseline fedct --preset quickstart --rounds 7 --seeds 1" in lines[position + 1 :]
-    assert all(line.startswith("fedmosaic ") for line in lines[position + 1 :])
+    assert len(lines[position + 1]) > 40
+    assert all(line.startswith("fedmosaic ") and " --seeds " in line for line in lines[position + 1 :])
