@@ -164,13 +164,13 @@ def latex_float(
 
 
 def latex_caption(table: ComparisonTable) -> str:
-    relations = table.baseline_relations()
+    text = latex_seed_range(escape_latex(table.caption))
     names = {BaselineRelation.BASELINE: "baselines"}
-    coloured = [relation for relation in relations if relation.colour]
+    coloured = [relation for relation in table.baseline_relations() if relation.colour]
     if coloured in ([], [BaselineRelation.BASELINE]):
-        return latex_seed_range(escape_latex(table.caption))
+        return text
     legend = ", ".join(f"\\{relation_macro(each)}{{{names.get(each, each.description)}}}" for each in coloured)
-    return f"{latex_seed_range(escape_latex(table.caption))} Color map: {legend}."
+    return f"{text} Color map: {legend}."
 
 
 def latex_seed_range(text: str) -> str:
