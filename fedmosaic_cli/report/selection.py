@@ -164,14 +164,16 @@ class ReportSelection:
     def _title(self, key: MethodKey) -> str:
         """Return the display name of a row: the name of the row, or of its variant or method with the other details."""
         variant, details = split_detail(key)
-        for name, rest in (
-            (method_title(key), ""),
-            (variant_name(key), details),
-            (key[0], ", ".join(filter(None, (variant, details)))),
-        ):
-            if name in self.names:
-                return f"{self.names[name]} ({rest})" if rest else self.names[name]
-        return method_title(key)
+        if method_title(key) in self.names:
+            return self.names[method_title(key)]
+        if variant_name(key) in self.names:
+            title = self.names[variant_name(key)]
+        elif key[0] in self.names:
+            paper_title, plain_title = method_title((key[0], variant)), method_title((key[0], ""))
+            title = self.names[key[0]] + paper_title.removeprefix(plain_title)
+        else:
+            return method_title(key)
+        return f"{title} ({details})" if details else title
 
 
 def select_rows(group: ComparisonGroup, keys: tuple[TitledMethodKey, ...], is_requested: bool) -> ComparisonGroup:

@@ -144,12 +144,12 @@ def text_tabular(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
 
 
 def text_column_widths_points(table: TextTable) -> list[float]:
-    """Estimate the widths of the columns at \\footnotesize, with the gaps between them."""
-    return [
+    """Estimate the widths of the columns at \\footnotesize, each with the gap before it."""
+    widths = [
         max([heading_width_points(heading), *(text_width_points(row[number]) for row in table.rows)])
-        + COLUMN_GAP_POINTS
         for number, heading in enumerate(table.header)
     ]
+    return [widths[0], *(width + COLUMN_GAP_POINTS for width in widths[1:])]
 
 
 def latex_text_cell(text: str) -> str:

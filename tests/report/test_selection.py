@@ -109,6 +109,11 @@ def test_names_of_rows_and_columns_come_before_names_of_methods_and_settings(gro
     assert [group.label for group in selected] == ["a", "B [rounds=30]", "long"]
 
 
+def test_the_name_of_a_method_keeps_the_marks_of_its_variants(groups):
+    selected = ReportSelection(names={"fedmosaic": "Ours"}).apply(groups)
+    assert titles(selected)[-3:] == ["Ours-W", "Ours-U (trust=0.3)", "Ours-U (trust=paper)"]
+
+
 def test_display_names_can_be_selected(groups):
     names = {"a": "Digits", "ditto": "Ditto (ours)"}
     selected = ReportSelection(methods=("Ditto (ours)",), settings=("Digits",), names=names).apply(groups)

@@ -150,6 +150,8 @@ def test_paper_tables_show_only_selected_rows_in_the_selected_order(runs, groups
 def test_families_are_labelled_only_if_their_rows_are_adjacent(runs, groups):
     scattered = overview_table(groups_of(runs, methods=("local", "ditto", "centralized")), False)
     assert {label.group for label in table_grid(scattered).rows} == {""}
+    by_accuracy = overview_table(groups_of(runs, methods=("local", "ditto", "fedavg", "pfedme")), False)
+    assert [label.group for label in table_grid(by_accuracy).rows] == ["references", "", "", ""]
     assert [label.group for label in table_grid(overview_table(groups, False)).rows] == [
         "references",
         "references",

@@ -112,10 +112,18 @@ def table_grid(table: ComparisonTable, layout: TableLayout = DEFAULT_LAYOUT) -> 
 
 
 def row_labels(rows: Sequence[TableRow]) -> tuple[GridLabel, ...]:
-    """Return the titles of rows with their families, or without them if rows of a family are not adjacent."""
+    """Return the titles of rows with their families.
+
+    If the rows of a family are not adjacent, only the references are labelled.
+    """
     families = [family for family, _ in groupby(row.family for row in rows if row.method_key != ORACLE_KEY)]
-    is_grouped = len(set(families)) == len(families)
-    return tuple(GridLabel(row.title, FAMILY_LABELS.get(row.family, row.family) if is_grouped else "") for row in rows)
+    labelled = set(families)
+    if len(labelled) < len(families):
+        labelled = {family for family in FAMILY_LABELS if families.count(family) == 1}
+    return tuple(
+        GridLabel(row.title, FAMILY_LABELS.get(row.family, row.family) if row.family in labelled else "")
+        for row in rows
+    )
 
 
 def add_column(columns: list[GridLabel], cells: list[list[GridCell]], label: str, values: Sequence[GridCell]) -> None:

@@ -179,7 +179,7 @@ def terminal_table(grid: TableGrid, layout: TableLayout, max_header_width: int) 
 
     view = RichTable(box=box.SIMPLE_HEAD)
     view.add_column("")
-    view.add_column(grid.corner)
+    view.add_column(grid.corner, overflow="fold")
     for number, label in enumerate(grid.columns):
         cells = [terminal_cell(row[number], layout) for row in grid.cells]
         width = max(max_header_width, *(cell.cell_len for cell in cells))
