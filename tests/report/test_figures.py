@@ -661,13 +661,26 @@ def test_two_variants_of_one_method_have_different_markers_and_dashes_and_names(
     for trust in ("paper", "agreement"):
         for size in (50, 100):
             bench.write(setting=f"u-{size}", data={"public_size": size}, hyperparameters={"trust": trust})
+    found, _ = find_public_set_groups(groups_in(bench), "public_size")
     with use_plot_style():
-        figure = public_size_figure(find_public_set_groups(groups_in(bench), "public_size")[0])
+        figure, narrow = public_size_figure(found), public_size_figure(found, PAPER_COLUMN)
     one, other = figure.axes[0].lines
     assert one.get_color() == other.get_color()
     assert one.get_marker() != other.get_marker()
     assert one.get_linestyle() != other.get_linestyle()
-    assert len(set(legend_names(figure))) == 2
+    names = [method_title(("fedmosaic", f"entropy, trust={trust}")) for trust in ("agreement", "paper")]
+    assert [name.split("  ")[1] for name in labels_in(figure.axes[0])] == names, "at the ends of their lines"
+    assert legend_names(narrow) == names
+
+
+def test_lines_that_end_at_different_sizes_have_a_legend(bench):
+    write_runs_of_sizes(bench, [50, 100])
+    data = {"public_size": 50}
+    bench.write("fedct", setting="u-50", data=data, manifest=manifest_of(few_each(2), parameters=data))
+    with use_plot_style():
+        figure = public_size_figure(find_public_set_groups(groups_in(bench), "public_size")[0])
+    assert not labels_in(figure.axes[0])
+    assert legend_names(figure) == ["Local training", "FedCT", ENTROPY]
 
 
 def test_sizes_over_more_than_a_decade_have_a_log_scale(bench):

@@ -64,7 +64,7 @@ def public_size_figure(public_set_groups: Sequence[PublicSetGroup], options: Fig
     names = {method_title(key): style for key, style in styles.items()}
     columns = 1 if len(public_set_groups) == 1 or options.is_narrow else 2
     rows = -(-len(public_set_groups) // columns)
-    has_legend = len(public_set_groups) > 1 or needs_legend(names, options)
+    has_legend = len(public_set_groups) > 1 or needs_legend(names, options) or not all_end_together(public_set_groups)
     note = public_set_note(public_set_groups, styles)
     height = rows * (2.0 if options.is_narrow else 2.4) + has_legend * legend_height_inches(names, options)
     figure = new_figure(options.width_inches, height + note_height_inches(options, note))
@@ -94,6 +94,15 @@ def public_size_figure(public_set_groups: Sequence[PublicSetGroup], options: Fig
     if not has_legend:
         draw_line_labels(labels, options)
     return figure
+
+
+def all_end_together(public_set_groups: Sequence[PublicSetGroup]) -> bool:
+    """Whether all methods have runs at the last point, so that names beside the lines are next to their ends."""
+    return all(
+        list(group.groups_by_value)[-1] in runs_by_value
+        for group in public_set_groups
+        for runs_by_value in group.runs_by_method.values()
+    )
 
 
 def public_skew_figure(public_set_groups: Sequence[PublicSetGroup], options: FigureOptions = DEFAULT_OPTIONS) -> Figure:
