@@ -214,11 +214,11 @@ def test_the_axis_of_a_long_run_shows_the_final_rounds_well(bench):
 def test_the_axis_shows_whole_bands(bench):
     for seed, accuracy in ((0, 0.5), (1, 0.6)):
         bench.write("fedmosaic-entropy", seed, accuracy, rounds=20)
-    for variant, accuracy in {"local": 0.52, "fedct": 0.54, "fedbn": 0.56, "fedavg": 0.1}.items():
+    for variant, accuracy in {"local": 0.52, "fedct": 0.54}.items():
         bench.write(variant, 0, accuracy, rounds=20)
     (axes,) = draw(accuracy_figure, bench).axes
     low, high = axes.get_ylim()
-    assert 0.3 < low < 0.6
+    assert 0.4 < low < 0.6
     assert 0.82 < high < 0.86, "0.75 and one deviation of 0.07 in round 20"
 
 
@@ -390,7 +390,7 @@ def test_variants_without_visible_trust_are_a_sentence(bench):
 def test_trust_figure_shows_the_first_seed(bench):
     for seed in (2, 1):
         bench.write("fedmosaic-entropy", seed)
-    assert "seed 1." in caption_of(draw(trust_figure, bench))
+    assert caption_of(draw(trust_figure, bench)).partition("(quick). ")[2].startswith("All 2 clients; seed 1.")
 
 
 def test_many_clients_are_drawn_as_median_and_quantiles(bench):
@@ -822,7 +822,7 @@ def test_skew_figure_shows_accuracy_and_class_counts(bench):
 
 
 def test_many_classes_of_the_public_set_have_a_colour_bar(bench):
-    for alpha in (0.1, 0.5, 1.0, 5.0, 100.0, None):
+    for alpha in (0.1, 0.25, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 100.0, None):
         data = {"public_alpha": alpha}
         classes = [f"class {number}" for number in range(40)]
         manifest = manifest_of([[1] * 40] * 2, classes=classes, parameters=data, public=range(40))

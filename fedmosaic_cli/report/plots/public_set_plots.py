@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +131,12 @@ def public_skew_figure(public_set_groups: Sequence[PublicSetGroup], options: Fig
     for (axes, classes), group, (table, class_names) in zip(panels, public_set_groups, counted, strict=True):
         positions = {alpha: float(number) for number, alpha in enumerate(group.groups_by_value)}
         draw_accuracy_lines(axes, group, positions, styles)
-        slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if len(positions) > 5 else {}
         tick_labels = ["balanced" if alpha is None else f"{alpha:g}" for alpha in positions]
+        inches = 0.75 * options.width_inches / (shape[1] * len(positions))
+        is_slanted = any(
+            options.char_inches * ((len(one) + len(other)) / 2 + 1) > inches for one, other in pairwise(tick_labels)
+        )
+        slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
         for panel in (axes, classes):
             panel.set_xticks(list(positions.values()), tick_labels, **slant)
             panel.set_xlabel("Dirichlet alpha of the public set")
