@@ -1,1 +1,1 @@
-"""Figures from partition and run files. `figure_set.figures` is the entry point."""
+"""Figures from partition and run files. `figure_set.FigureSet` is the entry point."""

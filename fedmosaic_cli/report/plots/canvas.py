@@ -128,12 +128,12 @@ def draw_note(figure: Figure, note: str) -> None:
         below.set_text(fill(note, chars_per_line(figure, below, 0.55)))
 
 
-def note_height_inches(options: FigureOptions, text: str, has_title: bool = True) -> float:
+def note_height_inches(options: FigureOptions, text: str) -> float:
     """Height of a title and a note; 0 in the style of a paper."""
     if options.is_paper:
         return 0.0
     chars = options.width_inches * 72 / (0.58 * options.font_size)
-    return ((1.6 if has_title else 0.4) + len(text) // chars + 1) * options.line_height_inches
+    return (2.6 + len(text) // chars) * options.line_height_inches
 
 
 def chars_per_line(figure: Figure, text: Text, char_aspect: float) -> int:

@@ -79,7 +79,9 @@ def trust_figure(group: ComparisonGroup, figure_data: FigureData, options: Figur
         legend["median of all clients"] = MEDIAN_STYLE
     elif len(shown) < num_clients:
         legend["other clients"] = BACKGROUND_STYLE
-    notes = [f"Coloured lines: {clients_of_total(shown, num_clients)}; seed {joined_seeds(runs)}."]
+    subset = clients_of_total(shown, num_clients)
+    shown_lines = f"Coloured lines: {subset}" if len(shown) < num_clients else subset.capitalize()
+    notes = [f"{shown_lines}; seed {joined_seeds(runs)}."]
     if any(run.num_rounds_before_consensus for run in runs.values()):
         notes.append("Shaded: rounds before the first consensus.")
     if flat:

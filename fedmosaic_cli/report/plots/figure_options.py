@@ -59,8 +59,8 @@ class FigureOptions:
 
     @property
     def font_size(self) -> float:
-        """Size of all text in points, if the figure is included without scaling."""
-        return 7.0 if self.is_narrow else 8.0
+        """Size of all text in points, if the figure is included without scaling. Serif letters are smaller."""
+        return (7.0 if self.is_narrow else 8.0) + 0.5 * self.is_serif
 
     @property
     def line_height_inches(self) -> float:

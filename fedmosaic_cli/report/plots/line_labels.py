@@ -23,8 +23,8 @@ LEGEND_HANDLE_EMS, LEGEND_CHAR_SHARE = 4.3, 0.93
 """Space of a line with its margins in font sizes, and width of an average character relative to a wide one."""
 OUTER_LABEL_X = 1.05
 """Left edge of the labels beside the axes, as a fraction of the width of the axes."""
-MAX_INLINE_NAME_CHARS = 26
-"""Longer names leave too little space for the lines beside them."""
+MAX_INLINE_NAME_SHARE = 0.36
+"""Names that need a larger part of the width leave too little space for the lines beside them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def spread_levels(targets: Sequence[float] | NDArray[np.float64], gap: float) ->
 
 def needs_legend(names: Iterable[str], options: FigureOptions) -> bool:
     """Whether a name does not fit beside its line, so that the figure needs a legend."""
-    return options.is_narrow or any(len(name) > MAX_INLINE_NAME_CHARS for name in names)
+    longest = max(map(len, names), default=0)
+    return options.is_narrow or longest * options.char_inches > MAX_INLINE_NAME_SHARE * options.width_inches
 
 
 def add_legend_below(

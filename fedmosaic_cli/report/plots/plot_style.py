@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DashPattern = str | tuple[int, tuple[float, ...]]
 LINE_WIDTH = 1.2
 """The width of every line of a method, in points."""
-MAX_BANDS = 6
+MAX_BANDS = 3
 """With more lines than this, bands would hide each other and are not drawn."""
 BAND_OPACITY = 0.15
 SHADE_COLOR = "0.93"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def public_size_figure(public_set_groups: Sequence[PublicSetGroup], options: Fig
     names = {method_title(key): style for key, style in styles.items()}
     columns = 1 if len(public_set_groups) == 1 or options.is_narrow else 2
     rows = -(-len(public_set_groups) // columns)
-    has_legend = len(public_set_groups) > 1 or needs_legend(names, options)
+    has_legend = len(public_set_groups) > 1 or needs_legend(names, options) or not all_end_together(public_set_groups)
     note = public_set_note(public_set_groups, styles)
     height = rows * (2.0 if options.is_narrow else 2.4) + has_legend * legend_height_inches(names, options)
     figure = new_figure(options.width_inches, height + note_height_inches(options, note))
@@ -96,6 +97,15 @@ def public_size_figure(public_set_groups: Sequence[PublicSetGroup], options: Fig
     return figure
 
 
+def all_end_together(public_set_groups: Sequence[PublicSetGroup]) -> bool:
+    """Whether all methods have runs at the last point, so that names beside the lines are next to their ends."""
+    return all(
+        list(group.groups_by_value)[-1] in runs_by_value
+        for group in public_set_groups
+        for runs_by_value in group.runs_by_method.values()
+    )
+
+
 def public_skew_figure(public_set_groups: Sequence[PublicSetGroup], options: FigureOptions = DEFAULT_OPTIONS) -> Figure:
     """Accuracy against the class skew of the public set, and its class counts; one pair of panels per group."""
     styles = method_line_styles(method_keys(public_set_groups))
@@ -121,8 +131,12 @@ def public_skew_figure(public_set_groups: Sequence[PublicSetGroup], options: Fig
     for (axes, classes), group, (table, class_names) in zip(panels, public_set_groups, counted, strict=True):
         positions = {alpha: float(number) for number, alpha in enumerate(group.groups_by_value)}
         draw_accuracy_lines(axes, group, positions, styles)
-        slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if len(positions) > 5 else {}
         tick_labels = ["balanced" if alpha is None else f"{alpha:g}" for alpha in positions]
+        inches = 0.75 * options.width_inches / (shape[1] * len(positions))
+        is_slanted = any(
+            options.char_inches * ((len(one) + len(other)) / 2 + 1) > inches for one, other in pairwise(tick_labels)
+        )
+        slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
         for panel in (axes, classes):
             panel.set_xticks(list(positions.values()), tick_labels, **slant)
             panel.set_xlabel("Dirichlet alpha of the public set")
