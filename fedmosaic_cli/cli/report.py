@@ -110,11 +110,12 @@ def report(
         show_statistics(groups, output_format)
     else:
         show_tables(build_tables(table, groups, paper, runs_dir), output_format)
+    figure_paths: list[Path] = []
     with progress_callback(quiet) as on_progress:
         if output:
-            write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress)
+            figure_paths = write_result_files(output, groups, build_all_tables(groups, paper), figures, on_progress)
         if html:
-            write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress)
+            write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress, figure_paths)
 
 
 def print_skipped_runs(skipped: Sequence[SkippedRun]) -> None:
@@ -243,13 +244,14 @@ def write_result_files(
     figures: bool,
     on_progress: ProgressCallback,
     figure_kinds: Collection[str] | None = None,
-) -> None:
-    """Write tables, statistics and figures (of the given kinds, default all) to a directory."""
+) -> list[Path]:
+    """Write tables, statistics and figures (of the given kinds, default all). Return the paths of the figures."""
     from fedmosaic_cli.report.output_files import FIGURES_DIR, figure_files, result_files
     from fedmosaic_cli.storage.files import make_directories, write_files_atomic
 
     comparisons, ranking = compare_methods(groups)
     files = result_files(groups, tables, comparisons, ranking)
+    drawn: dict[str, bytes] = {}
     if figures:
         drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds)
         files |= drawn
@@ -258,6 +260,7 @@ def write_result_files(
     make_directories(output)
     write_files_atomic({output / name: content for name, content in files.items()})
     print_stderr(f"written: {output}")
+    return [output / name for name in drawn]
 
 
 def write_html_page(
@@ -266,8 +269,9 @@ def write_html_page(
     tables: Sequence[ComparisonTable],
     skipped: Sequence[SkippedRun],
     on_progress: ProgressCallback,
+    figure_paths: Sequence[Path] = (),
 ) -> None:
-    """Write tables, statistics, diagnosis and curves as one HTML file."""
+    """Write tables, statistics, diagnosis and curves as one HTML file, with links to figures."""
     from fedmosaic_cli.report.html.page import build_page
     from fedmosaic_cli.report.output_files import add_rank_diagram, regime_map_diagrams
     from fedmosaic_cli.report.stats_tables import build_statistics_tables
@@ -279,7 +283,10 @@ def write_html_page(
     comparisons, ranking = compare_methods(groups)
     statistics_tables = add_rank_diagram(build_statistics_tables(comparisons, ranking), ranking)
     diagrams = regime_map_diagrams(groups)
-    content = build_page(groups, tables, skipped, statistics_tables, diagrams, on_progress=on_logs_read)
+    links = [Path(os.path.relpath(path, target.parent)).as_posix() for path in figure_paths]
+    content = build_page(
+        groups, tables, skipped, statistics_tables, diagrams, on_progress=on_logs_read, figure_paths=links
+    )
     make_directories(target.parent)
     write_atomic(target.resolve(), content)  # resolve, to write to the target of a symbolic link
     print_stderr(f"written: {target}")

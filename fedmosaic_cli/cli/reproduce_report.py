@@ -61,8 +61,8 @@ def write_study_report(schedule: SweepSchedule, output_dir: Path, figures: bool,
             replace(group, shown_hyperparameters=study.shown_hyperparameters) for group in comparison_groups(frame)
         ]
         table = study_table(schedule, groups)
-        write_result_files(output_dir, groups, [table], figures, on_progress, study.figures)
-        write_html_page(output_dir / "index.html", groups, [table], skipped, on_progress)
+        figure_paths = write_result_files(output_dir, groups, [table], figures, on_progress, study.figures)
+        write_html_page(output_dir / "index.html", groups, [table], skipped, on_progress, figure_paths)
     return table
 
 

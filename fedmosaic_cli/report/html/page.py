@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 # Characters that HTML does not allow, but that names of files and runs may contain.
 CONTROL_CHARS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 SCRIPT_FILES = ("dom", "folding", "sorting", "chart", "curves", "shards", "runs", "saving", "controls", "start")
-MAX_OPEN_ROWS = 20
+MAX_OPEN_ROWS = 15
 """Tables with more rows are closed at first."""
-MAX_HEADER_LINE = 14
+MAX_HEADER_LINE = 11
 """Characters of a column header on one line. Longer headers have two lines."""
 HEADER_BREAK = re.compile(r"(?<=[^<>=\u2264\u2265]\s)(?![/%])|(?<=[^\W\d][-_])(?=[^\W\d])")
 """Positions where a header may be broken: not beside an operator, and not inside a number such as 1e-6."""
