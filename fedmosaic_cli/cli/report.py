@@ -169,11 +169,12 @@ def report(
         show_statistics(groups, output_format, plain)
     else:
         show_tables(build_tables(table, groups, paper, runs_dir), output_format, layout)
+    figure_paths: list[Path] = []
     with progress_callback(quiet) as on_progress:
         if long:
             write_long_csv(long, groups, on_progress)
         if output:
-            write_result_files(
+            figure_paths = write_result_files(
                 output,
                 groups,
                 build_all_tables(groups, paper),
@@ -183,7 +184,7 @@ def report(
                 figure_options=figure_options,
             )
         if html:
-            write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress)
+            write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress, figure_paths)
 
 
 def validate_long_path(path: Path) -> None:
@@ -343,14 +344,15 @@ def write_result_files(
     figure_kinds: Collection[str] | None = None,
     layout: TableLayout | None = None,
     figure_options: FigureOptions = DEFAULT_OPTIONS,
-) -> None:
-    """Write tables, statistics and figures (of the given kinds, default all) to a directory."""
+) -> list[Path]:
+    """Write tables, statistics and figures (of the given kinds, default all). Return the paths of the figures."""
     from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT
     from fedmosaic_cli.report.output_files import FIGURES_DIR, figure_files, result_files
     from fedmosaic_cli.storage.files import make_directories, write_files_atomic
 
     comparisons, ranking = compare_methods(groups)
     files = result_files(groups, tables, comparisons, ranking, layout or DEFAULT_LAYOUT)
+    drawn: dict[str, bytes] = {}
     if figures:
         drawn, messages = figure_files(groups, ranking, on_progress, figure_kinds, figure_options)
         files |= drawn
@@ -359,6 +361,7 @@ def write_result_files(
     make_directories(output)
     write_files_atomic({output / name: content for name, content in files.items()})
     print_stderr(f"written: {output}")
+    return [output / name for name in drawn]
 
 
 def write_html_page(
@@ -367,8 +370,9 @@ def write_html_page(
     tables: Sequence[ComparisonTable],
     skipped: Sequence[SkippedRun],
     on_progress: ProgressCallback,
+    figure_paths: Sequence[Path] = (),
 ) -> None:
-    """Write tables, statistics, diagnosis and curves as one HTML file."""
+    """Write tables, statistics, diagnosis and curves as one HTML file, with links to figures."""
     from fedmosaic_cli.report.html.page import build_page
     from fedmosaic_cli.report.output_files import add_rank_diagram, regime_map_diagrams
     from fedmosaic_cli.report.stats_tables import build_statistics_tables
@@ -380,7 +384,10 @@ def write_html_page(
     comparisons, ranking = compare_methods(groups)
     statistics_tables = add_rank_diagram(build_statistics_tables(comparisons, ranking), ranking)
     diagrams = regime_map_diagrams(groups)
-    content = build_page(groups, tables, skipped, statistics_tables, diagrams, on_progress=on_logs_read)
+    links = [Path(os.path.relpath(path, target.parent)).as_posix() for path in figure_paths]
+    content = build_page(
+        groups, tables, skipped, statistics_tables, diagrams, on_progress=on_logs_read, figure_paths=links
+    )
     make_directories(target.parent)
     write_atomic(target.resolve(), content)  # resolve, to write to the target of a symbolic link
     print_stderr(f"written: {target}")

@@ -65,8 +65,8 @@ def write_study_report(
             [replace(group, shown_hyperparameters=study.shown_hyperparameters) for group in comparison_groups(frame)],
         )
         table = study_table(schedule, groups)
-        write_result_files(output_dir, groups, [table], figures, on_progress, study.figures, layout)
-        write_html_page(output_dir / "index.html", groups, [table], skipped, on_progress)
+        figure_paths = write_result_files(output_dir, groups, [table], figures, on_progress, study.figures, layout)
+        write_html_page(output_dir / "index.html", groups, [table], skipped, on_progress, figure_paths)
     return table
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fedmosaic_cli.cli.report import write_html_page, write_result_files
+from fedmosaic_cli.data.data_dirs import no_progress
 from fedmosaic_cli.methods.registry import METHODS
 from fedmosaic_cli.report.collect import SkippedRun, collect_runs
 from fedmosaic_cli.report.comparison import LOCAL_KEY, comparison_groups, method_title
@@ -396,11 +398,11 @@ def test_quantities_have_three_digits_and_no_large_exponents():
 def test_empty_cells_have_commands(federation):
     settings = comparison_groups(collect_runs(federation)[0])
     commands = tuple(f"fedmosaic baseline centralized --preset second --seed {seed}" for seed in range(20))
-    table = table_of(settings, commands=commands)
+    table = table_of(settings, commands=commands, num_missing=20)
     without_command = build_page(settings, [table], []).decode()
     assert "20 missing results. Run:" in without_command
     row = replace(table.rows[0], cells=(table.rows[0].cells[0], TableCell(command=commands[0])))
-    text = build_page(settings, [replace(table, rows=(row, *table.rows[1:]))], []).decode()
+    text = build_page(settings, [replace(table, rows=(row, *table.rows[1:]), num_missing=1)], []).decode()
     assert "1 missing result. Run:" in text
     assert 'href="#methods-fill"' in text
     codes = PageParser(text).texts_in("code")
@@ -543,16 +545,17 @@ def test_long_tables_are_closed_and_say_how_many_rows_they_have(federation):
         rows = tuple((f"client {number}", "0.1", "on" if number < 3 else "off") for number in range(count))
         return TextTable(f"Gates of {count}", ("Client", "gain", "gate"), rows)
 
-    text = page_of(federation, [table(20), table(21)])
+    text = page_of(federation, [table(15), table(16)])
     openings = re.findall(r'<details class="card" data-fold="Gates of \d+"( open)?>\s*(<summary>.*?</summary>)', text)
     assert [is_open for is_open, _ in openings] == [" open", ""]
-    assert '<span class="facts">21 rows · gate on: 3 · gate off: 18</span>' in openings[1][1]
+    assert '<span class="facts">16 rows · gate on: 3 · gate off: 13</span>' in openings[1][1]
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("lambda < 1e-6", ("lambda < 1e-6",)),
+        ("vs. Local", ("vs. Local",)),
+        ("lambda < 1e-6", ("lambda ", "< 1e-6")),
         ("clients with lambda < 1e-6", ("clients with ", "lambda < 1e-6")),
         ("share of lambda < 1e-6", ("share of ", "lambda < 1e-6")),
         ("right, weighted % (oracle)", ("right, weighted % ", "(oracle)")),
@@ -576,6 +579,17 @@ def test_figures_written_with_the_page_are_linked(federation):
         '<a href="figures/accuracy-first.pdf">PDF</a></li>'
     ) in text
     assert '<li>&lt;x&gt;&amp;&#39; <a href="../a%20b/%3Cx%3E%26%27.png">PNG</a></li>' in text
+
+
+def test_links_to_figures_are_relative_to_the_page(federation, tmp_path):
+    settings = comparison_groups(collect_runs(federation)[0])
+    paths = write_result_files(tmp_path / "out", settings, [], True, no_progress, {"accuracy"})
+    assert all(path.is_file() for path in paths)
+    target = tmp_path / "pages" / "index.html"
+    write_html_page(target, settings, [], [], no_progress, paths)
+    links = re.findall(r'href="([^"#]+)"', target.read_text(encoding="utf-8"))
+    assert links[0] == "../out/figures/accuracy-first.png"
+    assert {(target.parent / link).resolve() for link in links} == {path.resolve() for path in paths}
 
 
 def page_colors(theme):

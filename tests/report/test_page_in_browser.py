@@ -719,6 +719,49 @@ def test_wide_tables_scroll_inside_the_page_on_a_phone(tmp_path):
     assert found["map"] == [True, 101]
 
 
+def test_a_gradient_hints_at_boxes_that_scroll_on_a_phone(tmp_path):
+    found = run_in_page(
+        tmp_path,
+        page_of(small_federation(tmp_path / "runs"), [TextTable("Gains", ("Method",), (("a",),), "")]),
+        """
+        const hints = (box) => [...box.classList].filter((name) => name.startsWith("more"));
+        const scrolled = async (selector) => {
+          const box = $(selector);
+          const before = [hints(box), getComputedStyle(box).maskImage !== "none"];
+          box.scrollLeft = 1e6;
+          await waitForUpdates();
+          return [...before, hints(box)];
+        };
+        recorded.menu = await scrolled("nav");
+        recorded.table = await scrolled("#methods .scroll");
+        $("#open-all").click();
+        await waitForUpdates();
+        recorded.narrow = hints($("#statistics .scroll"));
+        """,
+        phone=True,
+    )
+    assert found["menu"] == found["table"] == [["more-right"], True, ["more-left"]]
+    assert found["narrow"] == []
+
+
+def test_column_heads_have_at_most_two_lines_on_a_phone(tmp_path):
+    heads = ("Method", "lambda < 1e-6", "right, weighted % (oracle)", "helped / unharmed / hurt", "a-b_" * 20)
+    found = run_in_page(
+        tmp_path,
+        page_of(small_federation(tmp_path / "runs"), [TextTable("Gains", heads, (("a", *"1234"),), "")]),
+        """
+        $("#open-all").click();
+        await waitForUpdates();
+        const lines = (cell) => new Set(wordsOf(cell).map(({ rect }) => Math.round(rect.top))).size;
+        recorded.lines = $$("thead th").map(lines);
+        recorded.heads = $$("#statistics thead th").map((cell) => cell.innerText.trim().split("\\n"));
+        """,
+        phone=True,
+    )
+    assert max(found["lines"]) == 2
+    assert found["heads"][1] == ["lambda", "< 1e-6"]
+
+
 def test_long_words_stay_in_their_columns_on_a_phone(tmp_path):
     name = "x" * 80
     for variant, hyperparameters in (("local", {}), ("fedprox", {"mu": "y" * 60}), ("fedprox", {"mu": "z"})):

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 # Characters that HTML does not allow, but that names of files and runs may contain.
 CONTROL_CHARS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 SCRIPT_FILES = ("dom", "folding", "sorting", "chart", "curves", "shards", "runs", "saving", "controls", "start")
-MAX_OPEN_ROWS = 20
+MAX_OPEN_ROWS = 15
 """Tables with more rows are closed at first."""
-MAX_HEADER_LINE = 14
+MAX_HEADER_LINE = 11
 """Characters of a column header on one line. Longer headers have two lines."""
 HEADER_BREAK = re.compile(r"(?<=[^<>=\u2264\u2265]\s)(?![/%])|(?<=[^\W\d][-_])(?=[^\W\d])")
 """Positions where a header may be broken: not beside an operator, and not inside a number such as 1e-6."""
@@ -89,11 +89,6 @@ def table_title(table: ComparisonTable) -> str:
 def heading_spans(table: ComparisonTable) -> list[tuple[str, int]]:
     """The headings above the columns, each with its number of columns."""
     return [(heading, len(list(group))) for heading, group in groupby(column.heading for column in table.columns)]
-
-
-def num_requested_cells(table: ComparisonTable) -> int:
-    """The number of cells for which there is a command that makes missing runs."""
-    return sum(bool(cell.command) for row in table.rows for cell in row.cells)
 
 
 def header_lines(name: str) -> tuple[str, ...]:
@@ -156,7 +151,6 @@ ENVIRONMENT.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (
 ENVIRONMENT.filters |= {
     "heading_spans": heading_spans,
     "header_lines": header_lines,
-    "num_requested": num_requested_cells,
     "percent": format_percent,
     "plural": pluralize,
     "points": format_percentage_points,
