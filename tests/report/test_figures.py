@@ -244,8 +244,8 @@ def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(b
     bench.write("fedmosaic-entropy", 4, clients=8, rounds=5)
     bench.write("fedmosaic-frequency", 4, clients=8, rounds=5)
     first, second = draw(trust_figure, bench).axes
-    assert first.get_title(loc="left") == "FedMosaic-U\nseed 4"
-    assert second.get_title(loc="left") == "FedMosaic-W\nseed 4"
+    assert first.get_title(loc="left") == "FedMosaic-W\nseed 4"
+    assert second.get_title(loc="left") == "FedMosaic-U\nseed 4"
     drawn = {round(line.get_ydata()[-1], 3): line for line in first.lines}
     assert sorted(drawn) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     assert drawn[0.3].get_ydata() == pytest.approx([0, 0.3, 0.3, 0.3, 0.3])
