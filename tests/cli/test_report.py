@@ -9,15 +9,17 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.cli.report import OutputFormat, show_tables
+from fedmosaic_cli.cli.reproduce_report import requested_groups
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups
-from fedmosaic_cli.report.paper_tables import overview_table
+from fedmosaic_cli.report.paper_tables import overview_table, paper_table
 from tests.conftest import fedmosaic
 
 
@@ -314,6 +316,16 @@ def test_commands_are_not_wrapped_on_a_terminal(report, tmp_path, monkeypatch, c
     [position] = [number for number, line in enumerate(lines) if re.fullmatch(r"\d+ missing results?\. Run:", line)]
     assert len(lines[position + 1]) > 40
     assert all(line.startswith("fedmosaic ") and " --seeds " in line for line in lines[position + 1 :])
+
+
+@pytest.mark.parametrize(("requested", "rows"), [(("fedct",), {"Local training", "FedCT"}), ((), None)])
+def test_studies_report_only_the_requested_methods(report, requested, rows):
+    planned = [SimpleNamespace(row=SimpleNamespace(method=method)) for method in ("fedct", "local")]
+    plan = SimpleNamespace(options=SimpleNamespace(methods=requested), runs=planned)
+    groups = comparison_groups(collect_runs(Path("runs"))[0])
+    table = paper_table("label-skew", requested_groups(SimpleNamespace(plan=plan), groups), False)
+    titles = {row.title for row in table.rows}
+    assert titles == rows if requested else titles > {"Local training", "FedCT", "FedProx"}
 
 
 # Figures

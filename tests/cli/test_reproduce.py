@@ -45,7 +45,7 @@ def test_reproduce_writes_table_figures_and_page(finished_study):
     assert "0 of 2 runs are done, 2 remain: their duration is unknown until runs of the same settings" in done.stderr
     assert "[2/2] quickstart-misleading-changed-" in done.stderr
     assert "Local training" in done.stdout
-    assert "Not the study's own settings: train.local_steps=1, train.rounds=2." in done.stdout
+    assert "Settings that differ from the study: train.local_steps=1, train.rounds=2." in done.stdout
     assert "Left out: misleading-cifar10-quick" in done.stdout
     results = folder / "results" / "misleading-quick"
     assert {"table.md", "table.tex", "table.csv", "index.html", "figures"} <= {
