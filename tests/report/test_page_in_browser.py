@@ -245,7 +245,7 @@ def test_local_is_visible_where_fedmosaic_equals_it(tmp_path):
     assert found["colours"] == 3
     assert found["dashes"] == ["none", "12px, 5px", "5px, 4px"]  # the topmost line is last
     assert found["widths"] == ["3px", "3px", "1.4px"]
-    assert found["told"] == "FedMosaic-U, round 1: 12.00% (1 seed); also FedMosaic-W, Local training"
+    assert found["told"] == "FedMosaic-W, round 1: 12.00% (1 seed); also FedMosaic-U, Local training"
 
 
 def test_a_method_has_the_same_style_in_every_setting(text, tmp_path):
