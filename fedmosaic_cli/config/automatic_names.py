@@ -15,6 +15,7 @@ from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.methods.registry import method_schema, simplified_method
+from fedmosaic_cli.models.default_model import default_model
 from fedmosaic_cli.storage.files import sha256
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ def is_result_relevant(key: str) -> bool:
 
 def with_values(base: ConfigLayers, section: str, values: dict[str, Any]) -> ConfigLayers:
     """Return a copy of the base with further values in one section."""
-    layers = ConfigLayers({section: dict(base.values.get(section, {}))}, dict(base.origins))
+    values_of_base = {section: dict(base.values.get(section, {}))}
+    layers = ConfigLayers(values_of_base, dict(base.origins), image_shape=base.image_shape)
     group, _, name = section.partition(".")
     layers.add("--set", {group: {name: values} if name else values}, is_stored=True)
     return layers
@@ -131,6 +133,8 @@ def with_values(base: ConfigLayers, section: str, values: dict[str, Any]) -> Con
 def section_content(section: str, layers: ConfigLayers, data_dirs: DataDirs | None) -> dict[str, Any]:
     """Return the validated values of a section that affect the result."""
     settings = layers.section(section, CONFIG_SECTIONS.get(section, ClientOverrides))
+    if section == "model" and layers.image_shape is not None and not layers.names_model():
+        settings = default_model(layers.image_shape)
     if isinstance(settings, DataSettings) and data_dirs is not None:
         settings = resolve_data_settings(settings, data_dirs)
     content: dict[str, Any] = settings.model_dump(mode="json")
