@@ -316,6 +316,7 @@ def test_resume_without_checkpoints_is_refused(finished, run_command, state):
 
 def test_all_runs_are_checked_before_the_first_starts(finished, run_command):
     both = ("baseline", "local", "fedavg", *TRAIN[1 : TRAIN.index("methods.fedmosaic.warmup_rounds=1") - 1])
+    both += ("--name", "shards")
     assert run_command(*both).exit_code == 0
     other = finished.parents[1] / "fedavg" / "seed-0"
     (other / "summary.json").unlink()
@@ -384,7 +385,7 @@ def test_damaged_digest_file_is_named(finished, run_command, content):
 def test_finished_run_refuses_another_learning_rate(finished, run_command):
     result = run_command(*TRAIN, "--set", "train.lr=0.5", ACCEPT)
     assert result.exit_code == 2
-    assert "the run is finished with another configuration: train.lr" in result.stderr
+    assert "another run is finished here: train.lr" in result.stderr
 
 
 def test_resume_restores_a_missing_configuration(finished, run_command):
