@@ -252,7 +252,7 @@ def test_local_is_visible_where_fedmosaic_equals_it(tmp_path):
     assert found["colours"] == 3
     assert found["dashes"] == ["none", "8px, 3px", "10px, 6px"]  # the topmost line is last
     assert found["widths"] == ["2px", "2px", "1.4px"]
-    assert found["told"] == f"{FREQUENCY_TITLE}, round 1: 12.00% (1 seed); also {ENTROPY_TITLE}, Local training"
+    assert found["told"] == f"{ENTROPY_TITLE}, round 1: 12.00% (1 seed); also {FREQUENCY_TITLE}, Local training"
 
 
 def test_a_method_has_the_same_style_in_every_setting(text, tmp_path):
