@@ -126,7 +126,7 @@ def test_a_run_has_the_bytes_of_the_command_line(tmp_path):
     assert done.returncode == 0, done.stderr
     overrides = {**SHORT, "methods.fedmosaic.warmup_rounds": 1}
     result = fedmosaic.Experiment("quickstart", overrides=overrides).run()
-    assert result.path == Path("runs/quickstart-rounds-2/fedmosaic-entropy-warmup-rounds-1/seed-0")
+    assert result.path == Path("runs/quickstart/fedmosaic-entropy-warmup-rounds-1/seed-0")
     expected = tmp_path / "cli" / result.path
     assert result_bytes(result.path) == result_bytes(expected)
     assert {path.name for path in result.path.iterdir()} == {path.name for path in expected.iterdir()}
@@ -537,7 +537,7 @@ def test_results_are_data_frames_and_reports_those_of_the_command_line(two_seeds
     assert "accuracy" in runs._repr_html_()
     assert "<table" in two_seeds[0]._repr_html_()
     assert re.fullmatch(
-        r"Result\(quickstart-rounds-2, local, seed 0: accuracy \d+\.\d\d % after 2 rounds, runs/.*\)",
+        r"Result\(quickstart, local, seed 0: accuracy \d+\.\d\d % after 2 rounds, runs/.*\)",
         repr(two_seeds[0]),
     )
 

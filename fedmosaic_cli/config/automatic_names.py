@@ -38,9 +38,10 @@ def automatic_experiment_name(
     layers: ConfigLayers,
     data_dirs: DataDirs,
     swept_keys: Collection[str] = (),
-    ignored_keys: Collection[str] = (),
 ) -> str:
     """Return the base name, followed by the values that differ from the base and affect results of all methods.
+
+    The number of rounds is part of the name only if it is swept, because more rounds continue the same run.
 
     Args:
         base_name: Name of the preset or the shards.
@@ -48,13 +49,12 @@ def automatic_experiment_name(
         layers: The base layers and all later ones.
         data_dirs: Where data sets are; default data settings may depend on them.
         swept_keys: Keys that are part of the name even if they have the value of the base.
-        ignored_keys: Keys that are not part of the name.
     """
     groups = [name for name in layers.values if name.startswith("clients.")]
     parts: list[str] = []
     for section in ("data", "model", "train", *groups, "attack", "defence"):
         changed = changed_values(section, base, layers, data_dirs, swept_keys)
-        parts += name_parts(section, {k: v for k, v in changed.items() if f"{section}.{k}" not in ignored_keys})
+        parts += name_parts(section, changed)
     return join_name(base_name, parts)
 
 
@@ -99,7 +99,7 @@ def changed_values(
     changed = {
         key: value
         for key, value in held.items()
-        if (key not in before or value != before[key]) and is_result_relevant(f"{section}.{key}")
+        if (key not in before or value != before[key]) and f"{section}.{key}" not in RESUME_SAFE_KEYS
     }
     swept = {
         stored_key(key).removeprefix(f"{section}.").partition(".")[0]
@@ -115,10 +115,6 @@ def changed_values(
         except RequestError:  # the section is invalid without the value
             continue
     return changed | {key: held[key] for key in swept if key in held}
-
-
-def is_result_relevant(key: str) -> bool:
-    return key == "train.rounds" or key not in RESUME_SAFE_KEYS
 
 
 def with_values(base: ConfigLayers, section: str, values: dict[str, Any]) -> ConfigLayers:
@@ -138,7 +134,7 @@ def section_content(section: str, layers: ConfigLayers, data_dirs: DataDirs | No
     if isinstance(settings, DataSettings) and data_dirs is not None:
         settings = resolve_data_settings(settings, data_dirs)
     content: dict[str, Any] = settings.model_dump(mode="json")
-    return {key: value for key, value in content.items() if is_result_relevant(f"{section}.{key}")}
+    return {key: value for key, value in content.items() if f"{section}.{key}" not in RESUME_SAFE_KEYS}
 
 
 def name_parts(section: str, values: dict[str, Any]) -> list[str]:

@@ -154,8 +154,8 @@ class RunNames:
     layers: ConfigLayers
     swept: dict[str, str]
 
-    def experiment_name(self, data_dirs: DataDirs, ignored_keys: tuple[str, ...] = ()) -> str:
-        """Return the name that the user gave, or the automatic one without `ignored_keys`.
+    def experiment_name(self, data_dirs: DataDirs) -> str:
+        """Return the name that the user gave, or the automatic one.
 
         A run in a directory that the user names needs no name of its own.
         """
@@ -163,7 +163,7 @@ class RunNames:
         if self.request.run_dir is not None:
             return given or self.base_name
         name, base = (self.base_name, self.base) if given is None else (given, self.layers)
-        return automatic_experiment_name(name, base, self.layers, data_dirs, self.swept, ignored_keys)
+        return automatic_experiment_name(name, base, self.layers, data_dirs, self.swept)
 
     def tag(self, config: RunConfig) -> str:
         """Return the tag that the user gave, or the automatic one."""
@@ -175,22 +175,17 @@ class RunNames:
     def find_run(self, config: RunConfig, data_dirs: DataDirs) -> tuple[RunConfig, RunDirectory]:
         """Return a configuration under the name of its run, and the directory.
 
-        A run that exists under a shorter name, e.g. because it was extended or made by an earlier version, keeps it.
+        A run that an earlier version made under a shorter name keeps it.
         """
         request, tag = self.request, self.tag(config)
         if request.run_dir is not None:
             return config, RunDirectory(request.run_dir)
         automatic = RunDirectory(run_directory(request.runs_dir, config, tag))
         if not automatic.has_content():
-            without_rounds = self.experiment_name(data_dirs, ("train.rounds",))
-            for name, other_tag in (
-                (without_rounds, tag),
-                (request.experiment_name or self.base_name, request.tag or ""),
-            ):
-                renamed = replace(config, experiment_name=name)
-                files = RunDirectory(run_directory(request.runs_dir, renamed, other_tag))
-                if holds_run(files, renamed, request, data_dirs):
-                    return renamed, files
+            renamed = replace(config, experiment_name=request.experiment_name or self.base_name)
+            files = RunDirectory(run_directory(request.runs_dir, renamed, request.tag or ""))
+            if holds_run(files, renamed, request, data_dirs):
+                return renamed, files
         return config, automatic
 
 

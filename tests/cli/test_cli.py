@@ -334,7 +334,7 @@ def test_training_on_shards_refuses_other_data_settings(invoke, tmp_path):
     assert result.exit_code == 0, result.stderr
     [summary] = json.loads(result.stdout)
     assert summary["shards"]["digest"] == manifest["digest"]
-    assert (summary["preset"], summary["seed"], len(summary["accuracy"]["per_client"])) == ("mine-rounds-2", 0, 5)
+    assert (summary["preset"], summary["seed"], len(summary["accuracy"]["per_client"])) == ("mine", 0, 5)
     result = invoke("train", "--shards", "mine", "--set", "data.alpha=0.7", "--runs-dir", "other")
     assert result.exit_code == 2
     assert "re-run 'fedmosaic partition'" in result.stderr

@@ -270,7 +270,7 @@ def test_training_on_user_images(invoke, tmp_path, monkeypatch):
     assert manifest["public"]["size"] == 7, "a tenth, when nobody says how many"
     done = invoke("train", "--shards", shards, "--rounds", 2, "--quiet")
     assert done.exit_code == 0, done.output
-    run = tmp_path / "runs" / "folder-domain-s0-rounds-2" / "fedmosaic-frequency" / "seed-0"
+    run = tmp_path / "runs" / "folder-domain-s0" / "fedmosaic-frequency" / "seed-0"
     monkeypatch.chdir(tmp_path / "mine")
     assert invoke("evaluate", run, "--quiet").exit_code == 0, "found where the shards say"
     shutil.rmtree(shards)
@@ -330,7 +330,7 @@ def test_the_best_round_is_chosen_on_validation_data_alone(invoke, tmp_path):
 
 def test_evaluating_a_missing_split_is_refused(invoke, tmp_path):
     assert invoke("baseline", "local", "--preset", "quickstart", "--rounds", 1, "--quiet").exit_code == 0
-    done = invoke("evaluate", "runs/quickstart-rounds-1/local/seed-0", "--split", "val")
+    done = invoke("evaluate", "runs/quickstart/local/seed-0", "--split", "val")
     assert done.exit_code == 2
     assert "the clients have no validation data" in done.stderr
 

@@ -176,7 +176,7 @@ def test_the_shown_command_uses_given_shards(evaluate):
     ):
         done = CliRunner().invoke(app, shlex.split(words))
         assert done.exit_code == 0, done.stderr
-    run = "runs/mine-rounds-2/fedmosaic-frequency/seed-1"
+    run = "runs/mine/fedmosaic-frequency/seed-1"
     line = evaluate(run).stderr.strip()
     assert line.endswith("make it: fedmosaic baseline local --shards mine --rounds 2 --seed 1")
     local = CliRunner().invoke(app, shlex.split(line.partition("make it: fedmosaic ")[2]))

@@ -215,7 +215,7 @@ def test_a_run_with_randomised_labels_is_refused(mechanism, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     noise = ["--dp", mechanism, "--set", "privacy.label_epsilon=4"]
     assert invoke("baseline", "student", "--preset", "quickstart", "--rounds", "1", *noise).exit_code == 0
-    path = next(tmp_path.glob("runs/quickstart-rounds-1/student*/seed-0"))
+    path = next(tmp_path.glob("runs/quickstart/student*/seed-0"))
     assert "votes of this run are randomised" in refused(str(path))
 
 

@@ -85,7 +85,7 @@ def test_commands_complete_runs_on_custom_shards_with_custom_settings_and_direct
         ("baseline", "local", "ditto", *own, *places),
     ):  # as subprocesses, because a run records the arguments of its process
         assert fedmosaic(*arguments, cwd=tmp_path).returncode == 0
-    shutil.rmtree("elsewhere/mine-rounds-2-lr-0.02/local/seed-1")
+    shutil.rmtree("elsewhere/mine-lr-0.02/local/seed-1")
     gap = cell(report, "elsewhere", method="Centralized")
     assert gap["command"] == (
         "fedmosaic baseline centralized --preset quickstart --shards mine --rounds 2 --set train.lr=0.02 --seeds 0,1 "

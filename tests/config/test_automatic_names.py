@@ -41,7 +41,7 @@ def name_of(*assignments: str, swept: tuple[str, ...] = ()) -> str:
         (("data.alpha=0.5",), "quickstart"),
         (("data.val_fraction=0",), "quickstart"),
         (("train.lr=0.01", "model.name=cnn"), "quickstart-model-cnn-lr-0.01"),
-        (("train.rounds=60",), "quickstart-rounds-60"),
+        (("train.rounds=60",), "quickstart"),
         (("train.execution=threads", "train.eval_every=5"), "quickstart"),
         (("train.local_epochs=1",), "quickstart-local-epochs-1"),
         (("methods.ditto.mu=3",), "quickstart"),
@@ -57,6 +57,7 @@ def test_values_that_affect_results_are_in_the_name(assignments, name):
 
 def test_a_swept_key_is_always_in_the_name():
     assert name_of("data.alpha=0.5", swept=("data.alpha",)) == "quickstart-alpha-0.5"
+    assert name_of("train.rounds=60", swept=("train.rounds",)) == "quickstart-rounds-60"
 
 
 def test_a_long_name_ends_in_a_digest_of_all_values():

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedmosaic_cli.cli.app import app
 
 SHORT = ("baseline", "local", "--preset", "quickstart", "--rounds", "2")
-NAME = Path("runs/quickstart-rounds-2")
+NAME = Path("runs/quickstart")
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def test_a_repeated_command_skips_finished_runs_and_makes_the_missing_seeds(invo
     assert snapshot(NAME / "local/seed-0") == before
     accuracy = json.loads((NAME / "local/seed-0/summary.json").read_text())["accuracy"]["client_mean"]
     assert more.stderr.splitlines()[0] == f"finished already: local seed 0, 10 clients: {100 * accuracy:.2f} %"
-    assert "seed-0" in more.stdout
-    assert "seed-1" in more.stdout
+    [row] = [line.split() for line in more.stdout.splitlines() if line.startswith("local*")]
+    assert row[:2] == ["local*", "2"], "the table has the mean of both seeds"
     document = json.loads(invoke(*SHORT, "--seeds", "0,1", "--json").stdout)
     assert [summary["seed"] for summary in document] == [0, 1]
 
@@ -100,9 +100,9 @@ def test_other_values_get_other_directories(invoke):
         done = invoke("baseline", *options, "--preset", "quickstart", "--rounds", 2, "-q")
         assert done.exit_code == 0, done.stderr
     assert run_names() == {
-        "quickstart-rounds-2/local/seed-0",
-        "quickstart-alpha-0.3-rounds-2/local/seed-0",
-        "quickstart-rounds-2/ditto-mu-0.1/seed-0",
+        "quickstart/local/seed-0",
+        "quickstart-alpha-0.3/local/seed-0",
+        "quickstart/ditto-mu-0.1/seed-0",
     }
 
 
@@ -120,7 +120,7 @@ def test_a_list_of_values_makes_one_run_each(invoke):
     done = invoke("baseline", "ditto,local", *options)
     assert done.exit_code == 0, done.stderr
     assert run_names() == {
-        f"quickstart-rounds-1-lr-{rate}/{method}/seed-0"
+        f"quickstart-lr-{rate}/{method}/seed-0"
         for rate in ("0.01", "0.02")
         for method in ("ditto-mu-0.1", "ditto-mu-1", "local")
     }
@@ -134,12 +134,30 @@ def test_all_values_are_checked_before_the_first_run(invoke, tmp_path):
 
 
 def test_a_run_under_a_shorter_name_is_found_and_extended(invoke):
-    assert invoke(*SHORT, "--name", "quickstart", "-q").exit_code == 0
-    assert "finished already" in invoke(*SHORT).stderr
-    longer = invoke(*SHORT[:-1], 3, "--resume", "-q")
+    other = (*SHORT, "--set", "data.alpha=0.3")
+    assert invoke(*other, "--name", "quickstart", "-q").exit_code == 0
+    assert "finished already" in invoke(*other).stderr
+    longer = invoke(*other, "--rounds", 3, "--resume", "-q")
     assert longer.exit_code == 0, longer.stderr
     assert run_names() == {"quickstart/local/seed-0"}
     assert json.loads(Path("runs/quickstart/local/seed-0/summary.json").read_text())["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        (3, "the run here has 2 rounds, not 3 (runs/quickstart/local/seed-0): add --resume to extend it"),
+        (1, "train.rounds was 2 and is now 1, which is fewer"),
+    ],
+)
+def test_another_number_of_rounds_is_refused_with_a_remedy(invoke, rounds, words):
+    assert invoke(*SHORT, "-q").exit_code == 0
+    before = snapshot(NAME)
+    done = invoke(*SHORT, "--rounds", rounds)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert words in done.stderr
+    assert "choose a --name" in done.stderr
+    assert snapshot(NAME) == before
 
 
 def test_only_a_directory_that_the_user_names_can_hold_another_run(invoke):
@@ -158,11 +176,11 @@ def test_only_a_directory_that_the_user_names_can_hold_another_run(invoke):
 
 def test_dry_run_marks_finished_runs_and_estimates_from_measured_rounds(invoke):
     unknown = invoke(*SHORT, "--dry-run").stdout
-    assert "1 runs/quickstart-rounds-2/local/seed-0 (new)" in unknown
+    assert "1 runs/quickstart/local/seed-0 (new)" in unknown
     assert "time: unknown: no run of this experiment has been measured here" in unknown
     assert invoke(*SHORT, "-q").exit_code == 0
     plan = invoke("baseline", "ditto", *SHORT[1:], "--dry-run").stdout
-    assert "2 runs/quickstart-rounds-2/local/seed-0 (finished)" in plan
+    assert "2 runs/quickstart/local/seed-0 (finished)" in plan
     assert "time: from measured rounds of local and the relative cost of ditto" in plan
     runs = json.loads(invoke("baseline", "ditto", *SHORT[1:], "--dry-run", "--json").stdout)["runs"]
     assert runs[0]["seconds"] > 0

@@ -236,7 +236,7 @@ def test_a_worker_uses_the_directory_and_env_of_the_sender(tmp_path):
         while status.exit_code is None:
             status = actor.poll()
     assert status.exit_code == 0
-    assert list(tmp_path.glob("elsewhere/quickstart-rounds-1/*/seed-0/summary.json"))
+    assert list(tmp_path.glob("elsewhere/quickstart/*/seed-0/summary.json"))
     assert not (tmp_path / "runs").exists()
 
 
