@@ -85,7 +85,7 @@ def test_partition_train_evaluate_and_report(tmp_path):
     assert evaluation["accuracy"]["client_mean"] == summary["accuracy"]["client_mean"]
 
     for form, words in (
-        ("--markdown", "| baseline | Centralized |"),
+        ("--markdown", "| references | Centralized |"),
         ("--latex", "\\begin{tabular}"),
         ("--csv", "setting,"),
     ):
@@ -93,7 +93,7 @@ def test_partition_train_evaluate_and_report(tmp_path):
         assert done.returncode == 0, done.stderr
         assert words in done.stdout
     done = fedmosaic("report", cwd=tmp_path)
-    assert "| baseline | Centralized |" in done.stdout
+    assert "| references | Centralized |" in done.stdout
 
 
 def test_a_run_writes_the_documented_files(finished_runs):

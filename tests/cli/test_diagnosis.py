@@ -124,7 +124,7 @@ def test_without_a_local_run_its_command_is_printed_once(output):
     assert "against Local" not in output["alone"].stdout
     hint = (
         "note: there is no Local run to compare with (runs/quickstart-label-skew/local/seed-0): make it: fedmosaic "
-        "baseline local --preset quickstart-label-skew --name quickstart-label-skew --rounds 12 --seed 0"
+        "baseline local --preset quickstart-label-skew --rounds 12 --seed 0"
     )
     assert output["alone"].stderr.splitlines().count(hint) == 1
     shutil.rmtree("runs/quickstart-label-skew/local")

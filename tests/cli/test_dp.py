@@ -254,6 +254,6 @@ def test_rounds_with_too_few_clients_are_reported_and_recorded(invoke):
     assert "too few valid messages in 4 of 6 rounds" in done.stderr
     assert "% over honest clients" in done.stdout
     report = invoke("report", "--markdown").stdout
-    assert "§ with a run in which rounds had too few valid messages" in report
+    assert "§ includes a run that kept the previous consensus in rounds with too few valid messages" in report
     assert "1 attacker (missing), counted in the mean, defence min_clients 10." in report
     assert "\\textsection{}" in invoke("report", "--latex").stdout

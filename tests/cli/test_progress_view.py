@@ -87,6 +87,13 @@ class Clock:
         return self.now
 
 
+@pytest.fixture
+def progress_lines(monkeypatch):
+    """Enable the progress lines of slow operations, which tests disable elsewhere."""
+    monkeypatch.setattr("fedmosaic_cli.cli.data_dir_options.PROGRESS_LINE_SECONDS", 10.0)
+
+
+@pytest.mark.usefixtures("progress_lines")
 def test_a_short_task_prints_nothing_in_a_pipe(capsys):
     clock = Clock()
     with DataProgressLines(clock) as lines:
@@ -96,6 +103,7 @@ def test_a_short_task_prints_nothing_in_a_pipe(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("progress_lines")
 def test_a_long_task_ends_with_100_percent_in_a_pipe(capsys):
     clock = Clock()
     with DataProgressLines(clock) as lines:
@@ -109,6 +117,7 @@ def test_a_long_task_ends_with_100_percent_in_a_pipe(capsys):
     ]
 
 
+@pytest.mark.usefixtures("progress_lines")
 def test_a_task_that_does_not_report_its_end_is_completed_by_the_next_one_and_at_the_end(capsys):
     clock = Clock()
     with DataProgressLines(clock) as lines:
@@ -125,6 +134,7 @@ def test_a_task_that_does_not_report_its_end_is_completed_by_the_next_one_and_at
     ]
 
 
+@pytest.mark.usefixtures("progress_lines")
 def test_an_error_is_not_shown_as_a_completed_task(capsys):
     clock = Clock()
     lines = DataProgressLines(clock)

@@ -202,7 +202,7 @@ def test_flower_is_required_in_the_supported_version(monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(flwr_commands, "version", absent)
-    with pytest.raises(RequestError, match=r"\(--engine flower\): pip install 'fedmosaic\[flower\]'"):
+    with pytest.raises(RequestError, match=r"\(--engine flower\): python -m pip install -e '\.\[flower\]'"):
         flwr_commands.require_flower()
     for other in ("1.40.9", "1.4", "2.41.0"):
         monkeypatch.setattr(flwr_commands, "version", lambda name, found=other: found)
