@@ -137,12 +137,13 @@ def report_facts(groups: Sequence[ComparisonGroup], skipped: Sequence[SkippedRun
         "seed": len({seed for group in groups for seed in group.seeds}),
     }
     facts = [pluralize(count, noun) for noun, count in counts.items()]
-    return " · ".join([*facts, f"{pluralize(len(skipped), 'run')} left out"] if skipped else facts)
+    return " · ".join([*facts, f"{pluralize(len(skipped), 'run')} skipped"] if skipped else facts)
 
 
 def summarize_group(group: ComparisonGroup) -> GroupSummary:
     other_keys = [key for key in group.runs_by_method if key not in (LOCAL_KEY, CENTRALIZED_KEY, ORACLE_KEY)]
-    results = method_results(group.runs_by_method, other_keys)
+    results = method_results(group.runs_by_method, other_keys, group.baseline_runs)
+    titles = {key: method_title(key) for key in group.runs_by_method}  # its keys have the display names
     gains = {comparison.method: comparison for comparison in compare_methods_with_local(group)}
     rows = [
         OverviewRow(
@@ -163,7 +164,11 @@ def summarize_group(group: ComparisonGroup) -> GroupSummary:
     return GroupSummary(
         label=group.label,
         facts=group_facts(group),
-        baselines=[(method_title(key), results.get(key)) for key in (LOCAL_KEY, CENTRALIZED_KEY)],
+        baselines=[
+            (titles.get(key, method_title(key)), results.get(key))
+            for key in (LOCAL_KEY, CENTRALIZED_KEY)
+            if key in results or key not in group.baseline_runs  # not those that the report omits
+        ],
         rows=rows,
         num_others=len(other_keys),
         best_titles=list(best) if len(other_keys) > 1 else [],
