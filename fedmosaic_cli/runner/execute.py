@@ -18,7 +18,7 @@ from fedmosaic_cli.runner.prepare import (
     find_or_partition_shards,
     is_run_complete,
     is_run_intact,
-    require_empty,
+    require_same_run,
     shard_set,
 )
 from fedmosaic_cli.storage.files import require_free_space, write_atomic
@@ -50,13 +50,13 @@ def lock_runs(plan: RunPlan, data_dirs: DataDirs) -> Iterator[None]:
     """
     request = plan.request
     for run in plan.runs:
-        check_run_directory(run.config, run.files, request, data_dirs)
+        check_run_directory(run, request, data_dirs)
     with ExitStack() as locks:
         for run in plan.runs:
             if not is_run_intact(run.files, run.config):
                 locks.enter_context(directory_lock(run.files.path))
-        for run in plan.runs if request.must_be_new else ():
-            require_empty(run.files)  # another process may have written between the check and the lock
+        for run in plan.runs:
+            require_same_run(run, request, data_dirs)  # another process may have written between the check and the lock
         yield
 
 

@@ -254,10 +254,21 @@ def with_recorded_model(config: RunConfig, files: RunDirectory, layers: ConfigLa
         return config
     if config.model == FIRST_DEFAULT_MODEL or load_latest_run_config(files, data_dirs).model != FIRST_DEFAULT_MODEL:
         return config
+    if command_names_model(files):
+        return config
     layers = deepcopy(layers)
     layers.add(f"run {files.path}", {"model": FIRST_DEFAULT_MODEL.model_dump(mode="json")}, is_stored=True)
     method = config.method.info.name
     return resolve_run_config(config.experiment_name, layers, method, config.seed, data_dirs, config.partition_seed)
+
+
+def command_names_model(files: RunDirectory) -> bool:
+    """Whether the command that made a run chose its model, directly or in a configuration file."""
+    try:
+        words = list(map(str, files.read_environment().get("arguments") or ()))
+    except RequestError:
+        return True
+    return any(word.startswith(("--model", "--config", "--set=model.", "model.")) for word in words)
 
 
 def known_num_classes(config: RunConfig, shards: ShardSet | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,10 @@ from fedmosaic_cli.report.plots.partition_plots import (
     render_class_counts,
     render_public_class_counts,
 )
-from fedmosaic_cli.runner.resume_checks import config_differences, display_difference
+from fedmosaic_cli.runner.resume_checks import config_differences, display_difference, input_differences
 from fedmosaic_cli.storage import shards as records
 from fedmosaic_cli.storage.checkpoints import read_newest_manifest
-from fedmosaic_cli.storage.files import require_no_links_below, write_atomic
+from fedmosaic_cli.storage.files import read_json, require_no_links_below, write_atomic
 from fedmosaic_cli.storage.lock import require_unlocked
 from fedmosaic_cli.storage.shard_manifest import build_shard_manifest, class_counts_by_client
 from fedmosaic_cli.storage.shards import load_exported_shards
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedmosaic_cli.data.data_settings import DataSettings
     from fedmosaic_cli.data.dataset import Dataset
     from fedmosaic_cli.data.partitioning.partition import Partition
-    from fedmosaic_cli.runner.plan import RunRequest
+    from fedmosaic_cli.runner.plan import PlannedRun, RunRequest
     from fedmosaic_cli.storage.runs import RunDirectory
     from fedmosaic_cli.storage.shards import ShardSet
 
@@ -153,10 +153,16 @@ def matches_manifest(dataset: Dataset, manifest: dict[str, Any]) -> bool:
     return facts == (manifest["examples"], manifest["image_shape"], manifest["class_names"])
 
 
-def check_run_directory(config: RunConfig, files: RunDirectory, request: RunRequest, data_dirs: DataDirs) -> None:
-    """Refuse a directory that is locked, or that holds another run than the requested one."""
-    files.check_file_types()
-    require_unlocked(files.path)
+def check_run_directory(run: PlannedRun, request: RunRequest, data_dirs: DataDirs) -> None:
+    """Refuse a directory that is locked, or that holds another run than the planned one."""
+    run.files.check_file_types()
+    require_unlocked(run.files.path)
+    require_same_run(run, request, data_dirs)
+
+
+def require_same_run(run: PlannedRun, request: RunRequest, data_dirs: DataDirs) -> None:
+    """Refuse a directory that holds another run than the planned one."""
+    config, files = run.config, run.files
     if request.must_be_new:
         require_empty(files)
     if not files.has_content():
@@ -177,6 +183,25 @@ def check_run_directory(config: RunConfig, files: RunDirectory, request: RunRequ
         raise RequestError(
             f"the run here has {stored.train.rounds} rounds, not {config.train.rounds} ({files.path}): add --resume "
             f"to extend it, or {rename_advice(request)}"
+        )
+    if is_run_complete(files, config):
+        require_same_inputs(run, request)
+
+
+def require_same_inputs(run: PlannedRun, request: RunRequest) -> None:
+    """Refuse to take a finished run for the planned one if it used other shards or another plug-in.
+
+    Unfinished runs are compared when they are resumed.
+    """
+    path = records.default_shards_path(run.shards_name, run.config.partition_seed) / records.SHARD_MANIFEST_FILE
+    shards_digest, recorded = "", dict[str, Any]()
+    with suppress(RequestError, OSError, ValueError):  # damaged files are reported or repaired later
+        recorded = run.files.read_environment()
+        shards_digest = request.shards.digest if request.shards else str(read_json(path)["digest"])
+    for difference in input_differences(recorded, shards_digest, run.config.plugins()) if recorded else ():
+        raise RequestError(
+            f"another run is finished here: {display_difference(difference)} ({run.files.path}): "
+            f"set it back, or {rename_advice(request)}"
         )
 
 

@@ -102,6 +102,21 @@ def environment_differences(old: dict[str, Any], new: dict[str, Any]) -> list[st
     return [f"{label} was {before} and is now {after}" for label, (before, after) in pairs.items() if before != after]
 
 
+def input_differences(recorded: dict[str, Any], shards_digest: str, plugins: dict[str, dict[str, str]]) -> list[str]:
+    """Return the differences in shards and plug-ins between the env.json of a finished run and a planned run.
+
+    Args:
+        recorded: Content of env.json.
+        shards_digest: Digest of the shards of the planned run; "" if it is unknown.
+        plugins: Sources of the plug-ins of the planned run.
+    """
+    old = {"versions": {}, **recorded}
+    new = {"versions": old["versions"], "plugins": plugins}
+    if shards_digest and "shards_digest" in recorded:
+        new["shards_digest"] = shards_digest
+    return environment_differences(old, new)
+
+
 def describe_source(source: dict[str, str] | None) -> str:
     """Return the recorded source of a plug-in as text."""
     if source is None:

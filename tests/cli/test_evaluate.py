@@ -143,7 +143,7 @@ def test_without_a_local_run_its_command_is_shown(evaluate):
     [line] = result.stderr.splitlines()
     assert line == (
         f"note: there is no Local run to compare with ({LOCAL}): "
-        "make it: fedmosaic baseline local --preset quickstart --name quickstart --rounds 7 --seed 0"
+        "make it: fedmosaic baseline local --preset quickstart --rounds 7 --seed 0"
     )
     stored = read_checksummed_json(FEDCT / "evaluation.json")
     assert stored["collaboration"] is None
@@ -196,9 +196,7 @@ def test_a_local_run_on_other_shards_is_ignored(evaluate):
     [line] = result.stderr.splitlines()
     assert "other shards" in line
     assert "--compare-with DIR" in line
-    assert line.endswith(
-        "fedmosaic baseline local --preset quickstart --name quickstart --rounds 7 --seed 0 --run-dir DIR"
-    )
+    assert line.endswith("fedmosaic baseline local --preset quickstart --rounds 7 --seed 0 --run-dir DIR")
     stored = read_checksummed_json(FEDCT / "evaluation.json")
     assert stored["collaboration"] is None
     assert "other shards" in stored["no_collaboration"]
@@ -222,7 +220,7 @@ def test_a_damaged_local_run_is_ignored(evaluate, damage):
     assert result.exit_code == 0
     [line] = result.stderr.splitlines()
     assert "the Local run is not finished, or damaged" in line
-    assert line.endswith("fedmosaic baseline local --preset quickstart --name quickstart --rounds 7 --seed 0")
+    assert line.endswith("fedmosaic baseline local --preset quickstart --rounds 7 --seed 0")
     assert read_checksummed_json(FEDCT / "evaluation.json")["collaboration"] is None
 
 

@@ -98,6 +98,16 @@ def test_run_with_another_default_continues_with_its_model(invoke, tmp_path):
     assert model_of(tmp_path / "old")["name"] == "mlp"
 
 
+def test_a_model_that_was_chosen_is_not_taken_for_the_old_default(invoke, monkeypatch):
+    partition(invoke)
+    train = "baseline local --shards shards --rounds 1 -q --run-dir run"
+    monkeypatch.setattr("sys.argv", ["fedmosaic", *train.split(), "--model", "mlp"])
+    invoke(f"{train} --model mlp")
+    done = CliRunner().invoke(app, train.split())
+    assert done.exit_code == 2
+    assert "model.name was 'mlp' and is now 'cnn'" in done.stderr
+
+
 def test_run_with_a_named_model_does_not_continue_with_the_default(invoke, tmp_path):
     partition(invoke)
     train = "baseline local --shards shards --set train.checkpoint_every=1 -q --run-dir run"

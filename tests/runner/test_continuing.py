@@ -185,3 +185,30 @@ def test_dry_run_marks_finished_runs_and_estimates_from_measured_rounds(invoke):
     runs = json.loads(invoke("baseline", "ditto", *SHORT[1:], "--dry-run", "--json").stdout)["runs"]
     assert runs[0]["seconds"] > 0
     assert (runs[1]["state"], runs[1]["seconds"]) == ("finished", 0)
+
+
+def test_a_finished_run_on_other_shards_is_not_taken_for_the_requested_one(invoke):
+    for seed, folder in ((0, "first"), (1, "second")):
+        made = invoke(
+            *("partition", "--scheme", "iid", "--clients", 3, "--public-size", 30, "-q"),
+            *("--seed", seed, "--out", f"{folder}/mine"),
+        )
+        assert made.exit_code == 0, made.stderr
+    train = ("baseline", "local", "--rounds", 1, "-q", "--shards")
+    assert invoke(*train, "first/mine").exit_code == 0
+    assert invoke(*train, "first/mine").exit_code == 0
+    other = invoke(*train, "second/mine")
+    assert (other.exit_code, other.stderr.count("\n")) == (2, 1)
+    assert "another run is finished here" in other.stderr
+
+
+def test_a_finished_run_with_a_changed_plugin_is_not_taken_for_the_requested_one(invoke):
+    source = (Path(__file__).parents[2] / "docs/examples/my_model.py").read_text()
+    train = (*SHORT, "--model", "net.py:MyModel", "-q")
+    Path("net.py").write_text(source)
+    assert invoke(*train).exit_code == 0
+    assert invoke(*train).exit_code == 0
+    Path("net.py").write_text(source.replace("Dropout(0.2)", "Dropout(0.3)"))
+    other = invoke(*train)
+    assert (other.exit_code, other.stderr.count("\n")) == (2, 1)
+    assert "another run is finished here: the plug-in models.my-model was" in other.stderr
