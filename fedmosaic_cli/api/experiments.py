@@ -287,7 +287,7 @@ class Experiment:
             seeds=(self._seed,),
             runs_dir=default_runs_dir(),
             run_dir=None if out is None else Path(out),
-            resume=resume and out is not None,
+            resume=resume,
             must_be_new=not resume,
             device=self._device,
         )

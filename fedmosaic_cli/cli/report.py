@@ -149,7 +149,7 @@ def report(
         raise RequestError("--average, --rank, --transpose and --pm lay out tables of accuracies: omit --statistics")
     selection = parse_report_selection(methods, settings, names, order)
     if long:
-        validate_long_path(long)
+        validate_long_path(long, html)
     figure_options = parse_figure_options(style, width, serif, figure_formats, clients, bool(output) and figures)
 
     from fedmosaic_cli.report.collect import collect_runs
@@ -187,11 +187,18 @@ def report(
             write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress, figure_paths)
 
 
-def validate_long_path(path: Path) -> None:
-    """Refuse a path that cannot be written as a file, or that is inside a run."""
+def validate_long_path(path: Path, html: Path | None) -> None:
+    """Refuse a path that cannot be written as a file, or that belongs to something else."""
+    from fedmosaic_cli.report.long_format import LONG_FIELDS
+
     validate_output_dir(path.parent, "--long")
-    if path.is_dir():
-        raise RequestError(f"this is a directory ({path}): name a file, e.g. --long {path / 'results.csv'}")
+    if path.is_dir() or path == html:
+        raise RequestError(f"this is a directory or the page ({path}): name another file, e.g. --long results.csv")
+    if path.exists():
+        with path.open("rb") as file:
+            head = file.read(PAGE_HEAD_BYTES)
+        if head and not head.startswith(",".join(LONG_FIELDS).encode()):
+            raise RequestError(f"not a table of --long ({path}): remove it, or choose another --long")
 
 
 def write_long_csv(path: Path, groups: Sequence[ComparisonGroup], on_progress: ProgressCallback) -> None:

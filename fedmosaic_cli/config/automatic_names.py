@@ -14,6 +14,7 @@ from fedmosaic_cli.config.run_config import RESUME_SAFE_KEYS
 from fedmosaic_cli.data.data_settings import DataSettings
 from fedmosaic_cli.data.resolve_settings import resolve_data_settings
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.labels.label_settings import PrivacySettings
 from fedmosaic_cli.methods.registry import method_schema, simplified_method
 from fedmosaic_cli.models.default_model import default_model
 from fedmosaic_cli.storage.files import sha256
@@ -69,6 +70,8 @@ def automatic_tag(config: RunConfig, base: ConfigLayers, layers: ConfigLayers, s
     parts = [hyperparameter_tag(config.method, default, swept)]
     if config.method.info.shares_labels and config.privacy.is_enabled:
         parts += name_parts("privacy", changed_values("privacy", base, layers, None, swept_keys))
+    elif config.method.info.shares_labels and base.section("privacy", PrivacySettings).is_enabled:
+        parts.append("privacy-off")
     return join_name("", filter(None, parts))
 
 

@@ -140,7 +140,7 @@ def method_styles(keys: Sequence[MethodKey]) -> dict[MethodKey, CurveStyle]:
         name = style_name(key)
         base = base_by_name[name]
         if rows[name]:
-            base = next(style for style in variants(base) if style not in taken)
+            base = next((style for style in variants(base) if style not in taken), base)
             taken.add(base)
         rows[name] += 1
         styles[key] = base

@@ -283,13 +283,17 @@ def test_selected_methods_are_those_of_statistics_figures_and_page(report, tmp_p
         (("--methods", "ditto,"), "cannot read 'ditto,' (--methods)"),
         (("--settings", "quickstar"), "unknown setting 'quickstar' (--settings): did you mean 'quickstart'?"),
         (("--names", "missing.yaml"), "missing.yaml"),
-        (("--long", "runs"), "this is a directory (runs)"),
+        (("--long", "runs"), "this is a directory or the page (runs)"),
+        (("--long", "new.html", "--html", "new.html"), "this is a directory or the page (new.html)"),
+        (("--long", "names.yaml"), "not a table of --long (names.yaml)"),
         (("--long", "runs/quickstart/local/seed-0/x.csv"), "belongs to a run"),
         (("--statistics", "--pm"), "omit --statistics"),
     ],
 )
-def test_impossible_selections_are_refused(report, arguments, message):
+def test_impossible_selections_are_refused(report, tmp_path, arguments, message):
+    (tmp_path / "names.yaml").write_text("ditto: Ditto\n", encoding="utf-8")
     assert message in refused_line(report(*arguments))
+    assert (tmp_path / "names.yaml").read_text(encoding="utf-8") == "ditto: Ditto\n"
 
 
 def test_long_format_is_written_beside_the_table(report, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import lzma
 import stat
 import tarfile
 import urllib.error
@@ -145,7 +146,7 @@ def extract_archive(archive: Path, folder: Path, wanted_directories: tuple[str, 
                     raise RequestError(f"'{member.name}' occurs twice ({archive}): {DISTRUST}")
                 with member.open() as content:
                     write_new_blocks(target, iter(partial(content.read, BLOCK_BYTES), b""))
-        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:
             raise RequestError(f"cannot extract: {error} ({archive}): download it again") from None
         flush_directory(scratch)
         for directory in wanted_directories:
