@@ -216,7 +216,7 @@ def partition(
     if as_json:
         print_json(shards.manifest)
     elif not quiet:
-        show_partition(shards.manifest, shards.path, data_dir)
+        show_partition(shards.manifest, shards.path, data_dir, preset)
 
 
 def resolve_partition_settings(
@@ -248,7 +248,7 @@ def resolve_partition_settings(
     return settings, f"{settings.dataset}-{settings.scheme}"
 
 
-def show_partition(manifest: dict[str, Any], path: Path, data_dir: Path | None) -> None:
+def show_partition(manifest: dict[str, Any], path: Path, data_dir: Path | None, preset: str | None = None) -> None:
     """Print the partition as a table."""
     splits = [split for split in ("train", "val", "test") if any(split in client for client in manifest["clients"])]
     table = Table("client", "domain", *splits, "training examples by class", box=None, pad_edge=False)
@@ -272,4 +272,5 @@ def show_partition(manifest: dict[str, Any], path: Path, data_dir: Path | None) 
     command = ["train"] if manifest["public"]["size"] else ["baseline", "local"]
     has_location = manifest["export"] is not None or manifest["found_at"]
     data_option = [] if data_dir is None or has_location else ["--data-dir", str(data_dir)]
-    print_command(shlex.join(["fedmosaic", *command, "--shards", str(path), *data_option]), "next:")
+    preset_option = [] if preset is None else ["--preset", preset]
+    print_command(shlex.join(["fedmosaic", *command, *preset_option, "--shards", str(path), *data_option]), "next:")

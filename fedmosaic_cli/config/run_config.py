@@ -25,7 +25,13 @@ from fedmosaic_cli.data.resolve_settings import find_image_shape, resolve_data_s
 from fedmosaic_cli.engine.train_settings import TrainSettings
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.labels.label_settings import AttackSettings, DefenceSettings, PrivacySettings
-from fedmosaic_cli.labels.privacy.noise import PrivacyNoise, num_exchange_rounds, require_planned_budget, resolve_noise
+from fedmosaic_cli.labels.privacy.noise import (
+    PrivacyNoise,
+    is_protectable,
+    num_exchange_rounds,
+    require_planned_budget,
+    resolve_noise,
+)
 from fedmosaic_cli.labels.sharing import SharesLabels
 from fedmosaic_cli.methods.registry import METHODS, method_schema, recorded_hyperparameters, simplified_method
 from fedmosaic_cli.models.default_model import default_model
@@ -142,6 +148,13 @@ class RunConfig:
             remedy = f"leave it out, or use --set methods.{self.method.info.name}.robust=true"
             return Incompatibility(
                 "does not count votes by the configured defence", f"defence.{unused[0]} is set", remedy
+            )
+        rule = getattr(self.method, "expertise", None)
+        if self.privacy.is_enabled and self.method.info.shares_labels and not is_protectable(self.privacy, rule):
+            return Incompatibility(
+                f"weights votes by {rule}, which has no bound that holds for every client, so noise cannot protect it",
+                f"privacy.expertise is {self.privacy.expertise}",
+                "use --set privacy.expertise=none, or the expertise frequency or entropy",
             )
         reasons = [MESSAGE_SECTION_REASONS[name] for name, _ in self.message_sections()]
         if self.method.info.shares_labels or self.method.info.family == "baseline" or not reasons:

@@ -129,7 +129,8 @@ def plan_runs(request: RunRequest, data_dirs: DataDirs) -> RunPlan:
         if request.run_dir is not None and len(planned) * len(choices) > 1:
             raise RequestError(f"one directory for {len(planned) * len(choices)} runs (--run-dir): use --runs-dir")
         for run in planned:
-            require_same_run(runs.setdefault(run.files.path, run), run)
+            if runs.setdefault(run.files.path, run) is not run:
+                require_same_run(runs[run.files.path], run)
     by_method = sorted(runs.values(), key=lambda run: request.methods.index(run.config.method.info.name))
     chosen, skipped = select_compatible_runs(by_method, request.optional_methods)
     for run in chosen:

@@ -135,6 +135,19 @@ def test_baselines_run_without_noise_and_others_are_left_out(invoke):
     assert "left out: each of FedAvg, " in result.stderr
 
 
+def test_a_method_whose_expertise_cannot_be_protected_is_left_out_of_all(invoke):
+    result = invoke("baseline", "all", "--preset", "quickstart-dp", "--dry-run", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert {Path(run["path"]).parts[-2] for run in json.loads(result.stdout)["runs"]} == {
+        "centralized",
+        "local",
+        "fedct",
+    }
+    assert "Gated co-training weights votes by count-confidence, which has no bound" in result.stderr
+    refused = invoke("baseline", "gated", "--preset", "quickstart-dp", "--dry-run")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+
+
 def test_dry_run_shows_the_privacy_budget(invoke, tmp_path):
     result = invoke(
         "train", *SHORT, "--expertise", "frequency", "--dp", "krr,histogram", "--dp-epsilon", "8", "--dry-run"

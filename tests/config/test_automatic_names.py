@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import combinations
 
 import pytest
@@ -127,3 +128,12 @@ def test_several_lists_give_the_product():
 def test_empty_and_repeated_values_are_refused(assignment):
     with pytest.raises(RequestError, match=r"\(--set\)"):
         expand_assignments([assignment])
+
+
+def test_noise_that_is_turned_off_is_in_the_tag():
+    base = ConfigLayers()
+    base.add_all(load_preset("quickstart-dp").layers)
+    layers = deepcopy(base)
+    layers.add_assignment("privacy.labels=off")
+    config = resolve_run_config("quickstart-dp", layers, "fedmosaic", 0, DataDirs())
+    assert automatic_tag(config, base, layers) == "privacy-off"

@@ -105,5 +105,6 @@ def next_commands(runs: list[PlannedRun], train_options: TrainOptions) -> list[t
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     words += [word for plugin in train_options.plugin or [] for word in ("--plugin", plugin)]
     words += ["--tensorboard"] if train_options.tensorboard else []
+    words += ["--resume"] if train_options.resume else []
     words += [word for assignment in train_options.assignments or [] for word in ("--set", assignment)]
     return [("next:", shlex.join(["fedmosaic", "baseline", "all", *words])), ("then:", report)]

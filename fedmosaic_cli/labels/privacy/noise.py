@@ -35,6 +35,9 @@ MIN_LABEL_EPSILON = 1e-9
 """Below this budget a label is indistinguishable from a guess in double precision."""
 MAX_BISECTIONS = 200
 
+UNBOUNDED_RULES = ("count", "count-confidence")
+"""Expertise rules without a bound that holds for every client."""
+
 
 @dataclass(frozen=True)
 class PrivacyNoise:
@@ -179,9 +182,14 @@ def resolve_noise(
     )
 
 
+def is_protectable(settings: PrivacySettings, expertise_rule: str | None) -> bool:
+    """Whether the noise on expertise, if there is any, applies to an expertise rule."""
+    return expertise_rule not in UNBOUNDED_RULES or settings.expertise not in ("gaussian", "histogram")
+
+
 def resolve_expertise_mechanism(settings: PrivacySettings, expertise_rule: str | None) -> ExpertiseMechanism:
     """The mechanism for expertise; `none` for methods without expertise."""
-    if expertise_rule in ("count", "count-confidence") and settings.expertise in ("gaussian", "histogram"):
+    if not is_protectable(settings, expertise_rule):
         raise RequestError(
             f"{expertise_rule} has no bound that holds for every client, so noise cannot protect it "
             "(privacy.expertise): use none, or the expertise frequency or entropy"
