@@ -47,10 +47,7 @@ def test_report_prints_a_table_of_the_paper(report):
     assert result.exit_code == 0, result.stderr
     assert "| | Method | Practical non-IID: quickstart |" in result.stdout
     assert "| PFL | Per-FedAvg |" in result.stdout
-    assert (
-        "fedmosaic train --preset quickstart --name quickstart --rounds 7 --expertise frequency --seeds 0,1"
-        in result.stdout
-    )
+    assert "fedmosaic train --preset quickstart --rounds 7 --expertise frequency --seeds 0,1" in result.stdout
 
 
 def run_command(command):
@@ -228,7 +225,7 @@ def test_changed_run_files_do_not_change_the_report(report, tmp_path, name):
         if folder.name != "local":
             shutil.rmtree(folder)
     before = report().stdout
-    assert "fedmosaic baseline centralized --preset quickstart --name quickstart --rounds 7 --seeds 0,1" in before
+    assert "fedmosaic baseline centralized --preset quickstart --rounds 7 --seeds 0,1" in before
     for file in (tmp_path / "runs").rglob(name):
         file.write_text(file.read_text().replace("7", "8"))
     assert report().stdout == before
