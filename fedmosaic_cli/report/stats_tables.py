@@ -125,6 +125,7 @@ def text_table_to_latex(table: TextTable) -> str:
             f"{escape_latex(table.title)} (continued)." if start else caption,
             f"tab:fedmosaic-{table.name}" if table.name and not start else "",
             [text_tabular([table.header[n] for n in part], [[row[n] for n in part] for row in rows]) for part in parts],
+            is_continued=start > 0,
         )
     return "\n".join([*lines, ""])
 

@@ -255,6 +255,19 @@ def test_rows_of_long_tables_are_split_into_floats():
     assert latex.count("\\begin{table}") == 2
     assert latex.count("client ") == 60
     assert latex.count("\\label") == 1
+    first, second = latex.split("\\end{table}")[:2]
+    assert "addtocounter" not in first
+    assert "\\addtocounter{table}{-1}\n  \\caption{Gate (continued).}" in second, "it keeps its number"
+
+
+def test_floats_of_a_wide_table_have_one_number(runs):
+    for setting in range(40):
+        runs(f"a-long-name-of-setting-{setting}", "local", 0, 0.5)
+        for method in ("fedavg", "ditto", "fedprox", "apfl", "pfedme", "fedct", "fedbn", "fedphp"):
+            runs(f"a-long-name-of-setting-{setting}", method, 0, 0.6)
+    latex = table_to_latex(overview_table(groups_of(runs), False))
+    assert latex.count("(continued)") >= 1
+    assert latex.count("\\caption") - latex.count("\\addtocounter{table}{-1}") == 1
 
 
 @pytest.mark.parametrize(

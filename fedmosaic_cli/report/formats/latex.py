@@ -138,6 +138,7 @@ def table_to_latex(
             "" if number else f"tab:fedmosaic-{table.name}",
             chunk,
             notes if number == len(chunks) - 1 else [],
+            is_continued=number > 0,
         )
     return "\n".join([*lines, ""])
 
@@ -148,10 +149,20 @@ def float_environment(width_points: float) -> str:
 
 
 def latex_float(
-    environment: str, caption: str, label: str, tabulars: Sequence[Sequence[str]], notes: Sequence[str] = ()
+    environment: str,
+    caption: str,
+    label: str,
+    tabulars: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
+    is_continued: bool = False,
 ) -> list[str]:
-    """Return the lines of a float with one or several tabulars below each other. Caption and notes are LaTeX."""
-    lines = [f"\\begin{{{environment}}}[t]", "  \\centering", f"  \\caption{{{caption}}}"]
+    """Return the lines of a float with one or several tabulars below each other. Caption and notes are LaTeX.
+
+    A float that continues a table has the number of the float before it.
+    """
+    lines = [f"\\begin{{{environment}}}[t]", "  \\centering"]
+    lines += ["  \\addtocounter{table}{-1}"] if is_continued else []
+    lines += [f"  \\caption{{{caption}}}"]
     lines += [f"  \\label{{{label}}}"] if label else []
     for number, tabular in enumerate(tabulars):
         lines += [
