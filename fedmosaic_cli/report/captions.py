@@ -10,7 +10,7 @@ from fedmosaic_cli.config.key_names import stored_key
 from fedmosaic_cli.methods.registry import METHODS, known_methods, method_info
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, group_difference_notes, method_title
-from fedmosaic_cli.report.comparison_table import MIN_CANDIDATES
+from fedmosaic_cli.report.comparison_table import MIN_CANDIDATES, format_percent
 from fedmosaic_cli.report.missing_runs import rerun_options
 from fedmosaic_cli.report.noise_notes import privacy_note
 
@@ -104,14 +104,14 @@ def best_in_column(results: Sequence[tuple[str, MethodResult | None]]) -> BestMe
     if not best:
         return None
     first = next(iter(best.values()))
-    return BestMethods(tuple(best), f"{100 * first.mean:.2f} %{gain_text(first.gain)}", len(present))
+    return BestMethods(tuple(best), f"{format_percent(first.mean)} %{gain_text(first.gain)}", len(present))
 
 
 def gain_text(gain: float | None) -> str:
     """Return the difference to Local in points, "" if it is unknown."""
     if gain is None:
         return ""
-    points = f"{100 * abs(gain):.2f}"
+    points = format_percent(abs(gain))
     if float(points) == 0:
         return ", equal to Local"
     return f", +{points} points over Local" if gain > 0 else f", {points} points below Local"

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.report.comparison import file_name_part
+from fedmosaic_cli.report.comparison_table import format_percent
 from fedmosaic_cli.report.formats.latex import (
     COLUMN_GAP_POINTS,
     escape_latex,
@@ -64,7 +65,7 @@ def build_statistics_tables(comparisons: Sequence[MethodComparison], ranking: Me
             (
                 line.method,
                 *map(str, (line.helped, line.unharmed, line.hurt)),
-                *(f"{100 * gain:+.2f}" for gain in (line.mean_gain, line.median_gain)),
+                *(format_percent(gain, signed=True) for gain in (line.mean_gain, line.median_gain)),
                 EMPTY_CELL if line.effect is None else f"{line.effect:+.2f}",
                 EMPTY_CELL if line.p_value is None else format_p_value(line.p_value),
             )

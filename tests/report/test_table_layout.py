@@ -91,6 +91,17 @@ def test_a_transposed_table_has_one_row_per_setting(groups):
     assert "\\multicolumn{2}{c}{\\textbf{References}} & \\multicolumn{1}{c}{\\textbf{FL}}" in latex
 
 
+def test_floating_point_errors_do_not_change_printed_means_and_ties(runs):
+    below = 0.8637499999999999
+    assert f"{100 * below:.2f}" == "86.37"
+    for setting in "ab":
+        for method, accuracy in {"fedavg": 0.86375, "ditto": below, "fedprox": 0.8}.items():
+            runs(setting, method, 0, accuracy)
+    rows = rows_of(table_to_markdown(overview_table(groups_of(runs), False), TableLayout(average=True, rank=True)))
+    assert rows["FedAvg"] == ["**86.38** ?"] * 2 + ["**86.38**", "**1.50**"]
+    assert rows["Ditto"] == rows["FedAvg"]
+
+
 def test_plus_minus_replaces_brackets(groups):
     table, layout = overview_table(groups, False), TableLayout(plus_minus=True)
     assert "| Ditto | **81.00 ± 1.00** |" in table_to_markdown(table, layout)
