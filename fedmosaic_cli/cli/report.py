@@ -123,7 +123,7 @@ def report(
 ) -> None:
     """Compare methods across settings: mean (std) over seeds, in the colours of the paper.
 
-    The best method of each setting is bold. The baselines, Centralized and Local
+    The best method of each setting is bold. The references, Centralized and Local
     training, are blue. A method is green if it is better than both, orange if
     worse than local training, red if worse than both.
 

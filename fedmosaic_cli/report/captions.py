@@ -26,17 +26,25 @@ MAX_NAMED_METHODS = 3
 PERSONALIZED_MODELS = (METHODS["local"].info.evaluates, "the client's personal model")
 """Beginnings of descriptions of evaluated models that need no note."""
 GLOBAL_MODEL = "the single global model"
+MEAN_AND_DEVIATION = "mean (standard deviation)"
+"""What numbers are, in the form in which they are printed."""
 
 
 def table_caption(
-    title: str, columns: Sequence[TableColumn], groups: Sequence[ComparisonGroup], with_published: bool
+    title: str,
+    columns: Sequence[TableColumn],
+    rows: Sequence[TableRow],
+    groups: Sequence[ComparisonGroup],
+    with_published: bool,
 ) -> str:
     """Return the caption of a table. `title` names a table of the paper, "" for the overview."""
     subject = f"Average test accuracy over clients in percent (unweighted, final round){title and f' under {title}'}"
     published = " Square brackets: published result and difference to it." if with_published else ""
+    has_best = any(cell.measured and cell.measured.is_best for row in rows for cell in row.cells)
+    best = " Bold: best method of each setting, without the references." if has_best else ""
     symbols = {symbol for group in groups for symbol in "".join(group.runs.caveats)}
     caveats = [f" {symbol} {text}." for symbol, text in CAVEAT_DESCRIPTIONS.items() if symbol in symbols]
-    return f"{subject}{seeds_text(columns)}.{published}{''.join(caveats)}"
+    return f"{subject}{seeds_text(columns)}.{best}{published}{''.join(caveats)}"
 
 
 def seeds_text(columns: Sequence[TableColumn]) -> str:
@@ -49,7 +57,7 @@ def seeds_text(columns: Sequence[TableColumn]) -> str:
     others = [f"{label}: {format_seeds(group.seeds)}" for label, group in groups.items() if group.seeds != common]
     most = max(len(group.seeds) for group in groups.values())
     seeds = format_seeds(common) + (f" ({'; '.join(others)})" if others else "")
-    return f", mean and standard deviation over {seeds}" if most > 1 else f", {seeds}"
+    return f", {MEAN_AND_DEVIATION} over {seeds}" if most > 1 else f", {seeds}"
 
 
 def format_seeds(seeds: Sequence[int]) -> str:

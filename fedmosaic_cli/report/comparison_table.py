@@ -45,6 +45,11 @@ class BaselineRelation(Enum):
         self.symbol = symbol
         self.colour = colour
 
+    @property
+    def legend(self) -> str:
+        """The description for readers of a table, whose rows of baselines are called references."""
+        return self.description.replace("baseline", "reference")
+
 
 @dataclass(frozen=True)
 class MethodResult:

@@ -106,6 +106,17 @@ def test_plus_minus_replaces_brackets(groups):
     table, layout = overview_table(groups, False), TableLayout(plus_minus=True)
     assert "| Ditto | **81.00 ± 1.00** |" in table_to_markdown(table, layout)
     assert "\\textbf{81.00} {\\scriptsize $\\pm$ 1.00}" in table_to_latex(table, layout)
+    assert "mean $\\pm$ standard deviation over seeds 0--2" in table_to_latex(table, layout)
+    assert "mean (standard deviation) over seeds 0-2" in table_to_markdown(table)
+
+
+def test_captions_explain_bold_and_uncoloured_results(runs, groups):
+    table = overview_table(groups, False)
+    assert "Bold: best method of each setting, without the references." in table.caption
+    assert ", black: between the references or equal to one." in table_to_latex(table)
+    assert "no symbol: between the references or equal to one." in table_to_markdown(table)
+    [alone] = [group for group in groups_of(runs, methods=("fedavg", "local", "centralized")) if group.name == "a"]
+    assert "Bold" not in overview_table([alone], False).caption
 
 
 def test_a_plain_table_has_only_caption_and_legend(runs, groups):
@@ -218,17 +229,17 @@ def test_the_caption_names_seeds_that_differ_between_columns(runs):
         for seed in seeds:
             runs(setting, "local", seed, 0.5)
     table = overview_table(groups_of(runs), False)
-    assert table.caption.endswith("mean and standard deviation over seeds 0-2 (c: seeds 0, 2).")
+    assert table.caption.endswith("mean (standard deviation) over seeds 0-2 (c: seeds 0, 2).")
     assert "over seeds 0--2 (c: seeds 0, 2)." in table_to_latex(table)
 
 
 def test_colours_are_explained_only_if_methods_have_one(runs):
     runs("a", "local", 0, 0.5)
     runs("a", "centralized", 0, 0.6)
-    assert "Color map" not in table_to_latex(overview_table(groups_of(runs), False))
+    assert "Colours:" not in table_to_latex(overview_table(groups_of(runs), False))
     runs("a", "fedavg", 0, 0.4)
-    [legend] = re.findall(r"Color map: (.*)\.\}", table_to_latex(overview_table(groups_of(runs), False)))
-    assert legend == "\\verdictbaseline{baselines}, \\verdictworsethanboth{worse than both baselines}"
+    [legend] = re.findall(r"Colours: (.*)\.\}", table_to_latex(overview_table(groups_of(runs), False)))
+    assert legend == "\\verdictbaseline{references}, \\verdictworsethanboth{worse than both references}"
 
 
 def test_notes_are_printed_once_per_document(groups):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.comparison_table import EXTENDED_FAMILY, BaselineRelation
 from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, FAMILY_LABELS, table_grid
-from fedmosaic_cli.report.formats.text_formats import new_notes
+from fedmosaic_cli.report.formats.text_formats import caption_text, new_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ def table_to_latex(
     num_lines = HEADER_LINES + len(grid.rows) * (2 if stacks_numbers(grid) else 1)
     chunk_size = max(1, MAX_FLOAT_LINES // num_lines)
     chunks = [parts[start : start + chunk_size] for start in range(0, len(parts), chunk_size)]
-    caption = latex_caption(table)
+    caption = latex_caption(table, layout)
     lines = [] if layout.plain else [f"% missing: {' '.join(command.split())}" for command in table.commands]
     if len(parts) > 1:
         lines.append("% Wider than the text, so it is split: fewer settings or methods, or --transpose, avoid this.")
@@ -174,14 +174,18 @@ def latex_float(
     return [*lines, *notes, f"\\end{{{environment}}}"]
 
 
-def latex_caption(table: ComparisonTable) -> str:
-    text = latex_seed_range(escape_latex(table.caption))
-    names = {BaselineRelation.BASELINE: "baselines"}
-    coloured = [relation for relation in table.baseline_relations() if relation.colour]
+def latex_caption(table: ComparisonTable, layout: TableLayout) -> str:
+    """Return the caption with a legend of the colours, if methods have any."""
+    text = latex_seed_range(escape_latex(caption_text(table, layout)))
+    names = {BaselineRelation.BASELINE: "references"}
+    relations = table.baseline_relations()
+    coloured = [relation for relation in relations if relation.colour]
     if coloured in ([], [BaselineRelation.BASELINE]):
         return text
-    legend = ", ".join(f"\\{relation_macro(each)}{{{names.get(each, each.description)}}}" for each in coloured)
-    return f"{text} Color map: {legend}."
+    legend = ", ".join(f"\\{relation_macro(each)}{{{names.get(each, each.legend)}}}" for each in coloured)
+    if BaselineRelation.NEITHER in relations:
+        legend += f", black: {BaselineRelation.NEITHER.legend}"
+    return f"{text} Colours: {legend}."
 
 
 def latex_seed_range(text: str) -> str:
