@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedmosaic_cli.config.key_names import stored_key
 from fedmosaic_cli.methods.registry import METHODS, known_methods, method_info
+from fedmosaic_cli.models.model_settings import MODEL_KEYS, ModelSettings
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, group_difference_notes, method_title
 from fedmosaic_cli.report.comparison_table import MIN_CANDIDATES, format_percent
@@ -176,6 +177,12 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def lacks_batch_norm(group: ComparisonGroup) -> bool:
+    """Return whether no network of a group has batch normalisation, as far as known."""
+    model = ModelSettings.model_construct(**group.conditions["model"])
+    return model.name in MODEL_KEYS and not model.has_batch_norm and not group.conditions.get("clients")
+
+
 def evaluated_model_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
     """Return a note on the evaluated models, with the methods that evaluate another one than the client's own."""
     keys = {key: None for group in groups for key in group.runs_by_method}
@@ -184,6 +191,8 @@ def evaluated_model_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
         rows = [key for key in keys if key[0] == info.name]
         if rows and not info.evaluates.startswith(PERSONALIZED_MODELS):
             model = GLOBAL_MODEL if info.name == CENTRALIZED_KEY[0] else info.evaluates
+            if info.name == "fedbn" and all(map(lacks_batch_norm, groups)):
+                model = method_info("fedavg").evaluates
             titles_by_model.setdefault(model, []).append(method_title(rows[0]) if len(rows) == 1 else info.title)
     exceptions = "; ".join(f"{', '.join(titles)}: {model}" for model, titles in titles_by_model.items())
     return [f"We evaluate each client's personalized model ({exceptions})."] if exceptions else []

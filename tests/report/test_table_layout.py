@@ -102,6 +102,20 @@ def test_floating_point_errors_do_not_change_printed_means_and_ties(runs):
     assert rows["Ditto"] == rows["FedAvg"]
 
 
+@pytest.mark.parametrize(
+    ("model", "evaluated"),
+    [
+        ("mlp", "FedAvg, FedBN: the global model after aggregation"),
+        ("cnn-bn", "FedBN: the global model with the client's own batch normalisation"),
+        ("unknown-plugin", "FedBN: the global model with the client's own batch normalisation"),
+    ],
+)
+def test_notes_name_batch_normalisation_only_of_networks_that_have_it(runs, model, evaluated):
+    for method in ("fedavg", "fedbn"):
+        runs("a", method, 0, 0.5, model={"name": model})
+    assert any(evaluated in note for note in overview_table(groups_of(runs), False).notes)
+
+
 def test_plus_minus_replaces_brackets(groups):
     table, layout = overview_table(groups, False), TableLayout(plus_minus=True)
     assert "| Ditto | **81.00 ± 1.00** |" in table_to_markdown(table, layout)
