@@ -38,8 +38,9 @@ COMPARISON_NOTE = (
     "accurate (unharmed) and less accurate (hurt). The clients of all seeds are counted: each client once per seed, or "
     "once if its shards are the same in several seeds. Gains in percentage points. Effect: rank-biserial correlation "
     "over clients, from -1 to 1. p: two-sided Wilcoxon signed-rank test over clients with Holm correction over the "
-    "methods of a setting; - where fewer than 6 clients differ. Clients of one federation are not independent and small "
-    "test sets make large gains by chance: p is descriptive. There is no test over seeds, because they are too few."
+    "methods of a setting; - where fewer than 6 clients differ. Clients of one federation are not independent and "
+    "small test sets make large gains by chance: p is descriptive. There is no test over seeds, because they are too "
+    "few."
 )
 
 
