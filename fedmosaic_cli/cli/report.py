@@ -184,6 +184,8 @@ def report(
                 figure_options=figure_options,
             )
         if html:
+            if average or rank or plus_minus:
+                print_stderr("--average, --rank and --pm do not affect the page (--html)")
             write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress, figure_paths)
 
 

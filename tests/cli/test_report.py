@@ -266,7 +266,12 @@ def test_selected_methods_are_those_of_statistics_figures_and_page(report, tmp_p
     (tmp_path / "names.yaml").write_text("ditto: Renamed\n", encoding="utf-8")
     statistics = json.loads(report(*options, "--statistics", "--json").stdout)["comparisons"]
     assert [line["method"] for line in statistics] == ["Renamed", "FedCT"]
-    assert report(*options, "--out", "results", "--no-figures", "--html", "page.html", "--plain").exit_code == 0
+    result = report(*options, "--out", "results", "--no-figures", "--html", "page.html", "--plain")
+    assert result.exit_code == 0
+    assert "do not affect the page" not in result.stderr
+    note = "--average, --rank and --pm do not affect the page (--html)"
+    assert report(*options, "--html", "page.html", "--average").stderr.count(note) == 1
+    assert note not in report("--average").stderr
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Renamed" in text
     assert "FedAvg" not in text
