@@ -168,7 +168,9 @@ def build_rows(
 ) -> tuple[TableRow, ...]:
     """Build one row for each of `method_keys` in this order, and one for each other row with runs.
 
-    Rows of the same method are adjacent. `extra_methods` limits which methods get further rows; None allows all. Rows
+    Rows of the same method are adjacent, FedMosaic-W before -U.
+
+    `extra_methods` limits which methods get further rows; None allows all. Rows
     of `extended_keys` come last and do not change which of the others is the best. `order` is the order of the rows
     instead; rows that are not in it are left out.
     """
@@ -178,7 +180,7 @@ def build_rows(
     methods = list(dict.fromkeys([*(method for method, _ in listed), *known_methods()]))
     keys = sorted(
         {*listed, *extra},
-        key=lambda key: (methods.index(key[0]), (*listed, key).index(key), paper_sort_key(key)),
+        key=lambda key: (methods.index(key[0]), paper_sort_key(key)),
     )
     if order is not None:
         keys = [key for key in order if key in keys]

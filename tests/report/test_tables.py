@@ -81,6 +81,14 @@ def test_tables_match_the_golden_files(runs, name, paper, form):
     assert texts[form] == expected.read_text(encoding="utf-8")
 
 
+def test_fedmosaic_w_is_before_fedmosaic_u_in_every_table(runs):
+    for variant in ("fedmosaic-entropy", "fedmosaic-frequency"):
+        runs("feature-shift-office10", variant, 0, [0.5, 0.6, 0.7], domains=OFFICE, scheme="domain", dataset="office10")
+    for name in (None, "feature-shift"):
+        titles = [row.title for row in table_of(runs, name).rows if row.method_key[0] == "fedmosaic"]
+        assert titles == ["FedMosaic-W", "FedMosaic-U"]
+
+
 def test_json_has_a_record_with_a_command_for_each_missing_cell(runs):
     write_runs(runs)
     entries = tables_to_json([table_of(runs, "label-skew")])
