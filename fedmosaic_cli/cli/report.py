@@ -33,6 +33,7 @@ from fedmosaic_cli.cli.report_options import (
     RankOption,
     RowOrder,
     SettingsOption,
+    TableWidthOption,
     TransposeOption,
     parse_report_selection,
     table_layout,
@@ -96,6 +97,7 @@ def report(
     transpose: TransposeOption = False,
     plain: PlainOption = False,
     plus_minus: PlusMinusOption = False,
+    table_width: TableWidthOption = None,
     long: Annotated[
         Path | None,
         typer.Option(
@@ -144,9 +146,11 @@ def report(
         option = "--table" if table else "--paper"
         raise RequestError(f"statistics are printed instead of tables (--statistics): omit {option}")
     validate_output_paths(output, html)
-    layout = table_layout(average, rank, transpose, plain, plus_minus)
-    if statistics and (average or rank or transpose or plus_minus):
-        raise RequestError("--average, --rank, --transpose and --pm lay out tables of accuracies: omit --statistics")
+    layout = table_layout(average, rank, transpose, plain, plus_minus, table_width)
+    if statistics and (average or rank or transpose or plus_minus or table_width):
+        raise RequestError(
+            "--average, --rank, --transpose, --pm and --table-width lay out tables of accuracies: omit --statistics"
+        )
     selection = parse_report_selection(methods, settings, names, order)
     if long:
         validate_long_path(long)

@@ -288,6 +288,7 @@ def test_selected_methods_are_those_of_statistics_figures_and_page(report, tmp_p
         (("--long", "runs"), "this is a directory (runs)"),
         (("--long", "runs/quickstart/local/seed-0/x.csv"), "belongs to a run"),
         (("--statistics", "--pm"), "omit --statistics"),
+        (("--statistics", "--table-width", "487"), "omit --statistics"),
     ],
 )
 def test_impossible_selections_are_refused(report, arguments, message):

@@ -88,6 +88,7 @@ def test_a_transposed_table_has_one_row_per_setting(groups):
     assert rows["a"][3] == "**81.00 (1.00)**"
     assert rows["Average"] == ["93.50", "51.00", "56.00", "**71.00**", "61.00"]
     latex = table_to_latex(overview_table(groups, False), layout)
+    assert re.search(r"  b &.*\n *\\midrule\n *Average &", latex), "averages are below a line"
     assert "\\multicolumn{2}{c}{\\textbf{References}} & \\multicolumn{1}{c}{\\textbf{FL}}" in latex
 
 
@@ -283,6 +284,16 @@ def test_columns_are_split_into_equally_wide_parts():
     assert split_columns(50, [40] * 4) == [[0, 1, 2, 3]]
     assert split_columns(50, [100] * 4) == [[0, 1], [2, 3]]
     assert split_columns(50, [2 * TEXT_WIDTH_POINTS, 10]) == [[0], [1]]
+
+
+def test_a_wider_text_needs_fewer_parts(runs):
+    for number in range(9):
+        for method in ("local", "fedavg"):
+            runs(f"a-long-long-long-name-{number}", method, 0, 0.5)
+    table = overview_table(groups_of(runs), False)
+    parts = [table_to_latex(table, TableLayout(table_width=width)).count("toprule") for width in (385, 487, 900)]
+    assert parts[0] > parts[-1] == 1
+    assert parts == sorted(parts, reverse=True)
 
 
 def test_rows_of_long_tables_are_split_into_floats():

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.comparison_table import EXTENDED_FAMILY, BaselineRelation
-from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, FAMILY_LABELS, table_grid
+from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, FAMILY_LABELS, TEXT_WIDTH_POINTS, table_grid
 from fedmosaic_cli.report.formats.text_formats import caption_text, new_notes
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ FAMILY_HEADINGS = ("co-training", EXTENDED_FAMILY)
 STACK_MACRO, HEADING_MACRO, FIT_MACRO = "stackednumbers", "stackedheading", "fedmosaicfit"
 MAX_HEADING_CHARS = 13
 """Headings are broken into lines of this length, longer words are not broken."""
-COLUMN_WIDTH_POINTS, TEXT_WIDTH_POINTS = 200.0, 385.0
-"""The width of a column and of the text of common two-column templates, at most."""
+COLUMN_WIDTH_POINTS = 200.0
+"""The width of a column of common two-column templates, at most."""
 MAX_FLOAT_LINES, HEADER_LINES = 45, 5
 """The number of lines of a float with several tabulars below each other, and of the headings of each."""
 # Widths of characters in points at \footnotesize, of the widest of the common fonts.
@@ -121,7 +121,7 @@ def table_to_latex(
     Notes in `seen_notes` are left out, and the others are added to it.
     """
     grid = table_grid(table, layout)
-    parts = [latex_tabular(part, layout, stacks_numbers(grid)) for part in fitting_parts(grid)]
+    parts = [latex_tabular(part, layout, stacks_numbers(grid)) for part in fitting_parts(grid, layout.table_width)]
     environment = float_environment(label_width_points(grid) + sum(column_widths_points(grid)))
     notes = [] if layout.plain else latex_notes(table, set() if seen_notes is None else seen_notes)
     num_lines = HEADER_LINES + len(grid.rows) * (2 if stacks_numbers(grid) else 1)
@@ -130,7 +130,7 @@ def table_to_latex(
     caption = latex_caption(table, layout)
     lines = [] if layout.plain else [f"% missing: {' '.join(command.split())}" for command in table.commands]
     if len(parts) > 1:
-        lines.append("% Wider than the text, so it is split: fewer settings or methods, or --transpose, avoid this.")
+        lines.append("% Wider than the text, so it is split: --table-width, --transpose or fewer methods avoid this.")
     for number, chunk in enumerate(chunks):
         lines += latex_float(
             environment,
@@ -211,7 +211,9 @@ def latex_tabular(grid: TableGrid, layout: TableLayout, is_stacked: bool) -> lis
         body.append("  \\midrule")
         if group:
             body.append(f"  \\multicolumn{{{width}}}{{@{{}}l}}{{\\textit{{{escape_latex(group_title(group))}}}}} \\\\")
-        for label, cells in rows:
+        for number, (label, cells) in enumerate(rows):
+            if number and label.is_summary and not rows[number - 1][0].is_summary:
+                body.append("  \\midrule")
             texts = [latex_cell(cell, layout, is_stacked) for cell in cells]
             body.append(f"  {' & '.join([escape_latex(label.text), *texts])} \\\\")
     return [
@@ -272,16 +274,18 @@ def stacks_numbers(grid: TableGrid) -> bool:
     return len(grid.columns) >= MIN_STACKED_COLUMNS
 
 
-def fitting_parts(grid: TableGrid) -> list[TableGrid]:
+def fitting_parts(grid: TableGrid, text_width: float = TEXT_WIDTH_POINTS) -> list[TableGrid]:
     """Return the grid, or grids with some of its columns each, which fit into the width of a text."""
-    parts = split_columns(label_width_points(grid), column_widths_points(grid))
+    parts = split_columns(label_width_points(grid), column_widths_points(grid), text_width)
     return [grid] if len(parts) == 1 else [grid.select_columns(part) for part in parts]
 
 
-def split_columns(label_width: float, widths: Sequence[float]) -> list[list[int]]:
+def split_columns(
+    label_width: float, widths: Sequence[float], text_width: float = TEXT_WIDTH_POINTS
+) -> list[list[int]]:
     """Return the column numbers of the fewest parts that fit into the width of a text, about equally wide."""
-    parts = parts_within(label_width, widths, TEXT_WIDTH_POINTS)
-    for limit in range(int(max(widths, default=0)), int(TEXT_WIDTH_POINTS), 10):
+    parts = parts_within(label_width, widths, text_width)
+    for limit in range(int(max(widths, default=0)), int(text_width), 10):
         balanced = parts_within(label_width, widths, limit)
         if len(balanced) <= len(parts):
             return balanced

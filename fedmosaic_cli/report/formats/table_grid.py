@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FAMILY_LABELS = {"baseline": "references"}
 """Labels of families of methods, where they differ from the names in JSON and CSV."""
+TEXT_WIDTH_POINTS = 385.0
+"""The width of the text of common templates, at most."""
 AVERAGE_LABEL, RANK_LABEL = "Average", "Mean rank"
 
 
@@ -37,6 +39,7 @@ class TableLayout:
         transpose: One row per setting and one column per method.
         plain: Without notes and commands below the table.
         plus_minus: Standard deviations after a plus-minus sign instead of in brackets.
+        table_width: Width in points above which a table in LaTeX is split.
     """
 
     average: bool = False
@@ -44,6 +47,7 @@ class TableLayout:
     transpose: bool = False
     plain: bool = False
     plus_minus: bool = False
+    table_width: float = TEXT_WIDTH_POINTS
 
 
 DEFAULT_LAYOUT = TableLayout()
@@ -64,10 +68,11 @@ class GridCell:
 
 @dataclass(frozen=True)
 class GridLabel:
-    """The label of a row or column. Adjacent labels may belong to a group."""
+    """The label of a row or column. Adjacent labels may belong to a group. Averages and ranks are summaries."""
 
     text: str
     group: str = ""
+    is_summary: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def row_labels(rows: Sequence[TableRow]) -> tuple[GridLabel, ...]:
 
 
 def add_column(columns: list[GridLabel], cells: list[list[GridCell]], label: str, values: Sequence[GridCell]) -> None:
-    columns.append(GridLabel(label))
+    columns.append(GridLabel(label, is_summary=True))
     for row, value in zip(cells, values, strict=True):
         row.append(value)
 
