@@ -217,13 +217,19 @@ def latex_tabular(grid: TableGrid, layout: TableLayout, is_stacked: bool) -> lis
             texts = [latex_cell(cell, layout, is_stacked) for cell in cells]
             body.append(f"  {' & '.join([escape_latex(label.text), *texts])} \\\\")
     return [
-        f"\\begin{{tabular}}{{@{{}}l{'c' * len(grid.columns)}@{{}}}}",
+        f"\\begin{{tabular}}{{@{{}}l{column_alignments(grid, is_stacked)}@{{}}}}",
         "  \\toprule",
         *latex_header(grid),
         *body,
         "  \\bottomrule",
         "\\end{tabular}",
     ]
+
+
+def column_alignments(grid: TableGrid, is_stacked: bool) -> str:
+    """Return a letter for each column: left-aligned if published results make some cells wider than others."""
+    with_published = [any(row[number].published for row in grid.cells) for number in range(len(grid.columns))]
+    return "".join("l" if published and not is_stacked else "c" for published in with_published)
 
 
 def latex_header(grid: TableGrid) -> list[str]:
@@ -275,9 +281,13 @@ def stacks_numbers(grid: TableGrid) -> bool:
 
 
 def fitting_parts(grid: TableGrid, text_width: float = TEXT_WIDTH_POINTS) -> list[TableGrid]:
-    """Return the grid, or grids with some of its columns each, which fit into the width of a text."""
+    """Return the grid, or grids with some of its columns each, which fit into the width of a text.
+
+    Those with published results only are last.
+    """
     parts = split_columns(label_width_points(grid), column_widths_points(grid), text_width)
-    return [grid] if len(parts) == 1 else [grid.select_columns(part) for part in parts]
+    grids = [grid] if len(parts) == 1 else [grid.select_columns(part) for part in parts]
+    return sorted(grids, key=has_results, reverse=True)  # the caption of the first names seeds and colours
 
 
 def split_columns(
@@ -290,6 +300,11 @@ def split_columns(
         if len(balanced) <= len(parts):
             return balanced
     return parts
+
+
+def has_results(grid: TableGrid) -> bool:
+    """Return whether a grid has results of runs, not only published ones."""
+    return any(cell.mean for row in grid.cells for cell in row)
 
 
 def parts_within(label_width: float, widths: Sequence[float], limit: float) -> list[list[int]]:
