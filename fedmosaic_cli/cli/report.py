@@ -33,6 +33,7 @@ from fedmosaic_cli.cli.report_options import (
     RankOption,
     RowOrder,
     SettingsOption,
+    TableWidthOption,
     TransposeOption,
     parse_report_selection,
     table_layout,
@@ -96,6 +97,7 @@ def report(
     transpose: TransposeOption = False,
     plain: PlainOption = False,
     plus_minus: PlusMinusOption = False,
+    table_width: TableWidthOption = None,
     long: Annotated[
         Path | None,
         typer.Option(
@@ -123,7 +125,7 @@ def report(
 ) -> None:
     """Compare methods across settings: mean (std) over seeds, in the colours of the paper.
 
-    The best method of each setting is bold. The baselines, Centralized and Local
+    The best method of each setting is bold. The references, Centralized and Local
     training, are blue. A method is green if it is better than both, orange if
     worse than local training, red if worse than both.
 
@@ -144,9 +146,11 @@ def report(
         option = "--table" if table else "--paper"
         raise RequestError(f"statistics are printed instead of tables (--statistics): omit {option}")
     validate_output_paths(output, html)
-    layout = table_layout(average, rank, transpose, plain, plus_minus)
-    if statistics and (average or rank or transpose or plus_minus):
-        raise RequestError("--average, --rank, --transpose and --pm lay out tables of accuracies: omit --statistics")
+    layout = table_layout(average, rank, transpose, plain, plus_minus, table_width)
+    if statistics and (average or rank or transpose or plus_minus or table_width):
+        raise RequestError(
+            "--average, --rank, --transpose, --pm and --table-width lay out tables of accuracies: omit --statistics"
+        )
     selection = parse_report_selection(methods, settings, names, order)
     if long:
         validate_long_path(long, html)
@@ -184,6 +188,8 @@ def report(
                 figure_options=figure_options,
             )
         if html:
+            if average or rank or plus_minus:
+                print_stderr("--average, --rank and --pm do not affect the page (--html)")
             write_html_page(html, groups, build_all_tables(groups, paper), skipped, on_progress, figure_paths)
 
 

@@ -54,13 +54,26 @@ RankOption = Annotated[bool, layout_option("--rank", "Add the mean rank over set
 TransposeOption = Annotated[bool, layout_option("--transpose", "One row per setting, one column per method.")]
 PlainOption = Annotated[bool, layout_option("--plain", "Only table and caption: no notes, digests and commands.")]
 PlusMinusOption = Annotated[bool, layout_option("--pm", "Write mean ± std instead of mean (std).")]
+TableWidthOption = Annotated[
+    float | None,
+    typer.Option(
+        "--table-width",
+        metavar="<points>",
+        min=200,
+        max=2000,
+        help="LaTeX: split tables wider than this, e.g. 487 for both columns of ICML papers.",
+        show_default="385",
+    ),
+]
 
 
-def table_layout(average: bool, rank: bool, transpose: bool, plain: bool, plus_minus: bool) -> TableLayout:
+def table_layout(
+    average: bool, rank: bool, transpose: bool, plain: bool, plus_minus: bool, table_width: float | None = None
+) -> TableLayout:
     """Return the layout that the options describe."""
-    from fedmosaic_cli.report.formats.table_grid import TableLayout
+    from fedmosaic_cli.report.formats.table_grid import TEXT_WIDTH_POINTS, TableLayout
 
-    return TableLayout(average, rank, transpose, plain, plus_minus)
+    return TableLayout(average, rank, transpose, plain, plus_minus, table_width or TEXT_WIDTH_POINTS)
 
 
 def parse_report_selection(

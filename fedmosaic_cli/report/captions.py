@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedmosaic_cli.config.key_names import stored_key
 from fedmosaic_cli.methods.registry import METHODS, known_methods, method_info
+from fedmosaic_cli.models.model_settings import MODEL_KEYS, ModelSettings
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, group_difference_notes, method_title
-from fedmosaic_cli.report.comparison_table import MIN_CANDIDATES
+from fedmosaic_cli.report.comparison_table import MIN_CANDIDATES, format_percent
 from fedmosaic_cli.report.missing_runs import rerun_options
 from fedmosaic_cli.report.noise_notes import privacy_note
 
@@ -26,17 +27,25 @@ MAX_NAMED_METHODS = 3
 PERSONALIZED_MODELS = (METHODS["local"].info.evaluates, "the client's personal model")
 """Beginnings of descriptions of evaluated models that need no note."""
 GLOBAL_MODEL = "the single global model"
+MEAN_AND_DEVIATION = "mean (standard deviation)"
+"""What numbers are, in the form in which they are printed."""
 
 
 def table_caption(
-    title: str, columns: Sequence[TableColumn], groups: Sequence[ComparisonGroup], with_published: bool
+    title: str,
+    columns: Sequence[TableColumn],
+    rows: Sequence[TableRow],
+    groups: Sequence[ComparisonGroup],
+    with_published: bool,
 ) -> str:
     """Return the caption of a table. `title` names a table of the paper, "" for the overview."""
     subject = f"Average test accuracy over clients in percent (unweighted, final round){title and f' under {title}'}"
     published = " Square brackets: published result and difference to it." if with_published else ""
+    has_best = any(cell.measured and cell.measured.is_best for row in rows for cell in row.cells)
+    best = " Bold: best method of each setting, without the references." if has_best else ""
     symbols = {symbol for group in groups for symbol in "".join(group.runs.caveats)}
     caveats = [f" {symbol} {text}." for symbol, text in CAVEAT_DESCRIPTIONS.items() if symbol in symbols]
-    return f"{subject}{seeds_text(columns)}.{published}{''.join(caveats)}"
+    return f"{subject}{seeds_text(columns)}.{best}{published}{''.join(caveats)}"
 
 
 def seeds_text(columns: Sequence[TableColumn]) -> str:
@@ -49,7 +58,7 @@ def seeds_text(columns: Sequence[TableColumn]) -> str:
     others = [f"{label}: {format_seeds(group.seeds)}" for label, group in groups.items() if group.seeds != common]
     most = max(len(group.seeds) for group in groups.values())
     seeds = format_seeds(common) + (f" ({'; '.join(others)})" if others else "")
-    return f", mean and standard deviation over {seeds}" if most > 1 else f", {seeds}"
+    return f", {MEAN_AND_DEVIATION} over {seeds}" if most > 1 else f", {seeds}"
 
 
 def format_seeds(seeds: Sequence[int]) -> str:
@@ -104,14 +113,14 @@ def best_in_column(results: Sequence[tuple[str, MethodResult | None]]) -> BestMe
     if not best:
         return None
     first = next(iter(best.values()))
-    return BestMethods(tuple(best), f"{100 * first.mean:.2f} %{gain_text(first.gain)}", len(present))
+    return BestMethods(tuple(best), f"{format_percent(first.mean)} %{gain_text(first.gain)}", len(present))
 
 
 def gain_text(gain: float | None) -> str:
     """Return the difference to Local in points, "" if it is unknown."""
     if gain is None:
         return ""
-    points = f"{100 * abs(gain):.2f}"
+    points = format_percent(abs(gain))
     if float(points) == 0:
         return ", equal to Local"
     return f", +{points} points over Local" if gain > 0 else f", {points} points below Local"
@@ -168,6 +177,12 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def lacks_batch_norm(group: ComparisonGroup) -> bool:
+    """Return whether no network of a group has batch normalisation, as far as known."""
+    model = ModelSettings.model_construct(**group.conditions["model"])
+    return model.name in MODEL_KEYS and not model.has_batch_norm and not group.conditions.get("clients")
+
+
 def evaluated_model_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
     """Return a note on the evaluated models, with the methods that evaluate another one than the client's own."""
     keys = {key: None for group in groups for key in group.runs_by_method}
@@ -176,6 +191,8 @@ def evaluated_model_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
         rows = [key for key in keys if key[0] == info.name]
         if rows and not info.evaluates.startswith(PERSONALIZED_MODELS):
             model = GLOBAL_MODEL if info.name == CENTRALIZED_KEY[0] else info.evaluates
+            if info.name == "fedbn" and all(map(lacks_batch_norm, groups)):
+                model = method_info("fedavg").evaluates
             titles_by_model.setdefault(model, []).append(method_title(rows[0]) if len(rows) == 1 else info.title)
     exceptions = "; ".join(f"{', '.join(titles)}: {model}" for model, titles in titles_by_model.items())
     return [f"We evaluate each client's personalized model ({exceptions})."] if exceptions else []

@@ -27,6 +27,7 @@ MIN_CANDIDATES = 2
 """The number of methods from which on one of them is called the best."""
 ACCURACY_DECIMALS = 9
 """Accuracies that differ only in later digits differ by rounding."""
+PERCENT_DECIMALS = 2
 
 
 class BaselineRelation(Enum):
@@ -43,6 +44,11 @@ class BaselineRelation(Enum):
         self.description = description
         self.symbol = symbol
         self.colour = colour
+
+    @property
+    def legend(self) -> str:
+        """The description for readers of a table, whose rows of baselines are called references."""
+        return self.description.replace("baseline", "reference")
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,9 @@ def build_rows(
 ) -> tuple[TableRow, ...]:
     """Build one row for each of `method_keys` in this order, and one for each other row with runs.
 
-    Rows of the same method are adjacent. `extra_methods` limits which methods get further rows; None allows all. Rows
+    Rows of the same method are adjacent, FedMosaic-W before -U.
+
+    `extra_methods` limits which methods get further rows; None allows all. Rows
     of `extended_keys` come last and do not change which of the others is the best. `order` is the order of the rows
     instead; rows that are not in it are left out.
     """
@@ -172,7 +180,7 @@ def build_rows(
     methods = list(dict.fromkeys([*(method for method, _ in listed), *known_methods()]))
     keys = sorted(
         {*listed, *extra},
-        key=lambda key: (methods.index(key[0]), (*listed, key).index(key), paper_sort_key(key)),
+        key=lambda key: (methods.index(key[0]), paper_sort_key(key)),
     )
     if order is not None:
         keys = [key for key in order if key in keys]
@@ -210,9 +218,9 @@ def method_results(
     candidates = {key: runs_by_method[key] for key in keys if key in runs_by_method}
     most_seeds = max(map(len, candidates.values()), default=0)
     percents = {
-        key: round(100 * float(runs.accuracy.mean()), 2) for key, runs in candidates.items() if len(runs) == most_seeds
+        key: format_percent(float(runs.accuracy.mean())) for key, runs in candidates.items() if len(runs) == most_seeds
     }
-    best = max(percents.values(), default=None) if len(candidates) >= MIN_CANDIDATES else None
+    best = max(percents.values(), key=float, default=None) if len(candidates) >= MIN_CANDIDATES else None
     return {
         key: MethodResult(
             mean=float(runs.accuracy.mean()),
@@ -227,6 +235,12 @@ def method_results(
         )
         for key, runs in runs_by_method.items()
     }
+
+
+def format_percent(fraction: float, signed: bool = False) -> str:
+    """Return a fraction in percent as it is printed, e.g. 86.38 for 0.86375 and for 0.86374999999999991."""
+    percent = round(100 * fraction, ACCURACY_DECIMALS)
+    return f"{percent:{'+' if signed else ''}.{PERCENT_DECIMALS}f}"
 
 
 def gain_over_local(runs: pd.DataFrame, baseline_runs: Mapping[MethodKey, pd.DataFrame]) -> float | None:

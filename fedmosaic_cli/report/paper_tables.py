@@ -257,7 +257,7 @@ def build_table(
         name,
         tuple(columns),
         rows,
-        table_caption(title, columns, groups, has_published),
+        table_caption(title, columns, rows, groups, has_published),
         (*notes, *oracle_notes(groups), *table_notes(groups)),
         commands,
         has_published,

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fedmosaic_cli.report.comparison import file_name_part
+from fedmosaic_cli.report.comparison_table import format_percent
 from fedmosaic_cli.report.formats.latex import (
     COLUMN_GAP_POINTS,
     escape_latex,
@@ -34,10 +35,12 @@ MAX_LATEX_ROWS = 40
 COMPARISON_HEADER = ("Method", "helped", "unharmed", "hurt", "mean gain", "median gain", "effect", "p (Holm)")
 COMPARISON_NOTE = (
     "Number of clients whose model is more accurate than their local model with the same shards and seed (helped), as "
-    "accurate (unharmed) and less accurate (hurt); gains in percentage points. Effect: rank-biserial correlation over "
-    "clients, from -1 to 1. p: two-sided Wilcoxon signed-rank test over clients with Holm correction over the methods "
-    "of a setting; - where fewer than 6 clients differ. Clients of one federation are not independent and small test "
-    "sets make large gains by chance: p is descriptive. There is no test over seeds, because they are too few."
+    "accurate (unharmed) and less accurate (hurt). The clients of all seeds are counted: each client once per seed, or "
+    "once if its shards are the same in several seeds. Gains in percentage points. Effect: rank-biserial correlation "
+    "over clients, from -1 to 1. p: two-sided Wilcoxon signed-rank test over clients with Holm correction over the "
+    "methods of a setting; - where fewer than 6 clients differ. Clients of one federation are not independent and "
+    "small test sets make large gains by chance: p is descriptive. There is no test over seeds, because they are too "
+    "few."
 )
 
 
@@ -57,14 +60,14 @@ class TextTable:
 
 
 def build_statistics_tables(comparisons: Sequence[MethodComparison], ranking: MethodRanking | None) -> list[TextTable]:
-    """Return one table of comparisons per group, and the table of ranks if there is a ranking."""
+    """Return one table of comparisons per group, the first with a note, and the table of ranks if there is one."""
     tables = []
     for group_label, group_comparisons in groupby(comparisons, key=lambda comparison: comparison.setting):
         rows = tuple(
             (
                 line.method,
                 *map(str, (line.helped, line.unharmed, line.hurt)),
-                *(f"{100 * gain:+.2f}" for gain in (line.mean_gain, line.median_gain)),
+                *(format_percent(gain, signed=True) for gain in (line.mean_gain, line.median_gain)),
                 EMPTY_CELL if line.effect is None else f"{line.effect:+.2f}",
                 EMPTY_CELL if line.p_value is None else format_p_value(line.p_value),
             )
@@ -73,7 +76,7 @@ def build_statistics_tables(comparisons: Sequence[MethodComparison], ranking: Me
         title = f"Comparison with local training, client by client: {group_label}"
         tables.append(TextTable(title, COMPARISON_HEADER, rows, name=f"comparison-{file_name_part(group_label)}"))
     if tables:
-        tables[-1] = replace(tables[-1], note=COMPARISON_NOTE)
+        tables[0] = replace(tables[0], note=COMPARISON_NOTE)
     return [*tables, *([ranking_table(ranking)] if ranking else [])]
 
 
@@ -125,6 +128,7 @@ def text_table_to_latex(table: TextTable) -> str:
             f"{escape_latex(table.title)} (continued)." if start else caption,
             f"tab:fedmosaic-{table.name}" if table.name and not start else "",
             [text_tabular([table.header[n] for n in part], [[row[n] for n in part] for row in rows]) for part in parts],
+            is_continued=start > 0,
         )
     return "\n".join([*lines, ""])
 

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, ORACLE_KEY
+from fedmosaic_cli.report.comparison_table import format_percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,7 @@ def mean_ranks(table: ComparisonTable) -> dict[MethodKey, float]:
     Results are compared as they are printed. Centralized and the oracle have no rank.
     """
     percents = {
-        row.method_key: [round(100 * mean, 2) for mean in means]
+        row.method_key: [float(format_percent(mean)) for mean in means]
         for row in table.rows
         if row.method_key not in UNRANKED_KEYS and (means := complete_means(row))
     }
@@ -50,8 +51,9 @@ def complete_means(row: TableRow) -> list[float]:
     return means if len(means) == len(row.cells) else []
 
 
-def best_methods(table: ComparisonTable, values: Mapping[MethodKey, float], decimals: int) -> set[MethodKey]:
-    """Return the methods with the smallest printed value: ranks, or negative accuracies. References do not count."""
+def best_methods(table: ComparisonTable, texts: Mapping[MethodKey, str], largest: bool) -> set[MethodKey]:
+    """Return the methods with the largest or smallest printed value. References do not count."""
     references = {row.method_key for row in table.rows if row.is_reference}
-    printed = {key: round(value, decimals) for key, value in values.items() if key not in references}
-    return {key for key, value in printed.items() if len(printed) > 1 and value == min(printed.values())}
+    printed = {key: float(text) for key, text in texts.items() if key not in references}
+    best = (max if largest else min)(printed.values(), default=None)
+    return {key for key, value in printed.items() if len(printed) > 1 and value == best}

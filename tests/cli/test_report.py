@@ -47,10 +47,7 @@ def test_report_prints_a_table_of_the_paper(report):
     assert result.exit_code == 0, result.stderr
     assert "| | Method | Practical non-IID: quickstart |" in result.stdout
     assert "| PFL | Per-FedAvg |" in result.stdout
-    assert (
-        "fedmosaic train --preset quickstart --name quickstart --rounds 7 --expertise frequency --seeds 0,1"
-        in result.stdout
-    )
+    assert "fedmosaic train --preset quickstart --rounds 7 --expertise frequency --seeds 0,1" in result.stdout
 
 
 def run_command(command):
@@ -228,7 +225,7 @@ def test_changed_run_files_do_not_change_the_report(report, tmp_path, name):
         if folder.name != "local":
             shutil.rmtree(folder)
     before = report().stdout
-    assert "fedmosaic baseline centralized --preset quickstart --name quickstart --rounds 7 --seeds 0,1" in before
+    assert "fedmosaic baseline centralized --preset quickstart --rounds 7 --seeds 0,1" in before
     for file in (tmp_path / "runs").rglob(name):
         file.write_text(file.read_text().replace("7", "8"))
     assert report().stdout == before
@@ -269,7 +266,12 @@ def test_selected_methods_are_those_of_statistics_figures_and_page(report, tmp_p
     (tmp_path / "names.yaml").write_text("ditto: Renamed\n", encoding="utf-8")
     statistics = json.loads(report(*options, "--statistics", "--json").stdout)["comparisons"]
     assert [line["method"] for line in statistics] == ["Renamed", "FedCT"]
-    assert report(*options, "--out", "results", "--no-figures", "--html", "page.html", "--plain").exit_code == 0
+    result = report(*options, "--out", "results", "--no-figures", "--html", "page.html", "--plain")
+    assert result.exit_code == 0
+    assert "do not affect the page" not in result.stderr
+    note = "--average, --rank and --pm do not affect the page (--html)"
+    assert report(*options, "--html", "page.html", "--average").stderr.count(note) == 1
+    assert note not in report("--average").stderr
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Renamed" in text
     assert "FedAvg" not in text
@@ -288,6 +290,7 @@ def test_selected_methods_are_those_of_statistics_figures_and_page(report, tmp_p
         (("--long", "names.yaml"), "not a table of --long (names.yaml)"),
         (("--long", "runs/quickstart/local/seed-0/x.csv"), "belongs to a run"),
         (("--statistics", "--pm"), "omit --statistics"),
+        (("--statistics", "--table-width", "487"), "omit --statistics"),
     ],
 )
 def test_impossible_selections_are_refused(report, tmp_path, arguments, message):

@@ -323,7 +323,7 @@ def test_repeated_notes_are_shown_once(federation):
 
 def test_cells_show_relation_best_value_deviation_and_seeds(federation):
     text = page_of(federation)
-    relation = "worse than both baselines"
+    relation = "worse than both references"
     mark = f'<span class="mark" role="img" aria-label="{relation}" title="{relation}">▼</span>'
     assert (
         '<td class="worst" data-value="43.3333" data-deviation="0">'

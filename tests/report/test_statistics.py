@@ -160,7 +160,8 @@ def test_all_formats_contain_the_same_numbers(runs):
     assert "| FedAvg | 6 | 1 | 1 | +22.50 | +25.00 | +0.93 | 0.031 |" in text_table_to_markdown(first)
     assert "    FedAvg & 6 & 1 & 1 & +22.50 & +25.00 & +0.93 & 0.031 \\\\" in text_table_to_latex(first)
     assert "    Ditto & 0 & 7 & 1 & $-1.25$ & +0.00 & $-1.00$ & -- \\\\" in text_table_to_latex(first)
-    assert [bool(table.note) for table in (first, second, ranks)] == [False, True, True]
+    assert [bool(table.note) for table in (first, second, ranks)] == [True, False, True]
+    assert "each client once per seed" in first.note
     entries = statistics_to_json(comparisons, ranking)
     assert entries["comparisons"][0]["helped"] == 6
     assert entries["ranking"]["ranks"] == {"FedAvg": 1.0, "Local training": 2.0, "Ditto": 3.0}

@@ -88,13 +88,50 @@ def test_a_transposed_table_has_one_row_per_setting(groups):
     assert rows["a"][3] == "**81.00 (1.00)**"
     assert rows["Average"] == ["93.50", "51.00", "56.00", "**71.00**", "61.00"]
     latex = table_to_latex(overview_table(groups, False), layout)
+    assert re.search(r"  b &.*\n *\\midrule\n *Average &", latex), "averages are below a line"
     assert "\\multicolumn{2}{c}{\\textbf{References}} & \\multicolumn{1}{c}{\\textbf{FL}}" in latex
+
+
+def test_floating_point_errors_do_not_change_printed_means_and_ties(runs):
+    below = 0.8637499999999999
+    assert f"{100 * below:.2f}" == "86.37"
+    for setting in "ab":
+        for method, accuracy in {"fedavg": 0.86375, "ditto": below, "fedprox": 0.8}.items():
+            runs(setting, method, 0, accuracy)
+    rows = rows_of(table_to_markdown(overview_table(groups_of(runs), False), TableLayout(average=True, rank=True)))
+    assert rows["FedAvg"] == ["**86.38** ?"] * 2 + ["**86.38**", "**1.50**"]
+    assert rows["Ditto"] == rows["FedAvg"]
+
+
+@pytest.mark.parametrize(
+    ("model", "evaluated"),
+    [
+        ("mlp", "FedAvg, FedBN: the global model after aggregation"),
+        ("cnn-bn", "FedBN: the global model with the client's own batch normalisation"),
+        ("unknown-plugin", "FedBN: the global model with the client's own batch normalisation"),
+    ],
+)
+def test_notes_name_batch_normalisation_only_of_networks_that_have_it(runs, model, evaluated):
+    for method in ("fedavg", "fedbn"):
+        runs("a", method, 0, 0.5, model={"name": model})
+    assert any(evaluated in note for note in overview_table(groups_of(runs), False).notes)
 
 
 def test_plus_minus_replaces_brackets(groups):
     table, layout = overview_table(groups, False), TableLayout(plus_minus=True)
     assert "| Ditto | **81.00 ± 1.00** |" in table_to_markdown(table, layout)
     assert "\\textbf{81.00} {\\scriptsize $\\pm$ 1.00}" in table_to_latex(table, layout)
+    assert "mean $\\pm$ standard deviation over seeds 0--2" in table_to_latex(table, layout)
+    assert "mean (standard deviation) over seeds 0-2" in table_to_markdown(table)
+
+
+def test_captions_explain_bold_and_uncoloured_results(runs, groups):
+    table = overview_table(groups, False)
+    assert "Bold: best method of each setting, without the references." in table.caption
+    assert ", black: between the references or equal to one." in table_to_latex(table)
+    assert "no symbol: between the references or equal to one." in table_to_markdown(table)
+    [alone] = [group for group in groups_of(runs, methods=("fedavg", "local", "centralized")) if group.name == "a"]
+    assert "Bold" not in overview_table([alone], False).caption
 
 
 def test_a_plain_table_has_only_caption_and_legend(runs, groups):
@@ -207,17 +244,17 @@ def test_the_caption_names_seeds_that_differ_between_columns(runs):
         for seed in seeds:
             runs(setting, "local", seed, 0.5)
     table = overview_table(groups_of(runs), False)
-    assert table.caption.endswith("mean and standard deviation over seeds 0-2 (c: seeds 0, 2).")
+    assert table.caption.endswith("mean (standard deviation) over seeds 0-2 (c: seeds 0, 2).")
     assert "over seeds 0--2 (c: seeds 0, 2)." in table_to_latex(table)
 
 
 def test_colours_are_explained_only_if_methods_have_one(runs):
     runs("a", "local", 0, 0.5)
     runs("a", "centralized", 0, 0.6)
-    assert "Color map" not in table_to_latex(overview_table(groups_of(runs), False))
+    assert "Colours:" not in table_to_latex(overview_table(groups_of(runs), False))
     runs("a", "fedavg", 0, 0.4)
-    [legend] = re.findall(r"Color map: (.*)\.\}", table_to_latex(overview_table(groups_of(runs), False)))
-    assert legend == "\\verdictbaseline{baselines}, \\verdictworsethanboth{worse than both baselines}"
+    [legend] = re.findall(r"Colours: (.*)\.\}", table_to_latex(overview_table(groups_of(runs), False)))
+    assert legend == "\\verdictbaseline{references}, \\verdictworsethanboth{worse than both references}"
 
 
 def test_notes_are_printed_once_per_document(groups):
@@ -249,12 +286,35 @@ def test_columns_are_split_into_equally_wide_parts():
     assert split_columns(50, [2 * TEXT_WIDTH_POINTS, 10]) == [[0], [1]]
 
 
+def test_a_wider_text_needs_fewer_parts(runs):
+    for number in range(9):
+        for method in ("local", "fedavg"):
+            runs(f"a-long-long-long-name-{number}", method, 0, 0.5)
+    table = overview_table(groups_of(runs), False)
+    parts = [table_to_latex(table, TableLayout(table_width=width)).count("toprule") for width in (385, 487, 900)]
+    assert parts[0] > parts[-1] == 1
+    assert parts == sorted(parts, reverse=True)
+
+
 def test_rows_of_long_tables_are_split_into_floats():
     table = TextTable("Gate", ("Client", "gain"), tuple((f"client {i}", "0.1") for i in range(60)), name="gate")
     latex = text_table_to_latex(table)
     assert latex.count("\\begin{table}") == 2
     assert latex.count("client ") == 60
     assert latex.count("\\label") == 1
+    first, second = latex.split("\\end{table}")[:2]
+    assert "addtocounter" not in first
+    assert "\\addtocounter{table}{-1}\n  \\caption{Gate (continued).}" in second, "it keeps its number"
+
+
+def test_floats_of_a_wide_table_have_one_number(runs):
+    for setting in range(40):
+        runs(f"a-long-name-of-setting-{setting}", "local", 0, 0.5)
+        for method in ("fedavg", "ditto", "fedprox", "apfl", "pfedme", "fedct", "fedbn", "fedphp"):
+            runs(f"a-long-name-of-setting-{setting}", method, 0, 0.6)
+    latex = table_to_latex(overview_table(groups_of(runs), False))
+    assert latex.count("(continued)") >= 1
+    assert latex.count("\\caption") - latex.count("\\addtocounter{table}{-1}") == 1
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,31 @@ def test_tables_match_the_golden_files(runs, name, paper, form):
     assert texts[form] == expected.read_text(encoding="utf-8")
 
 
+def test_fedmosaic_w_is_before_fedmosaic_u_in_every_table(runs):
+    for variant in ("fedmosaic-entropy", "fedmosaic-frequency"):
+        runs("feature-shift-office10", variant, 0, [0.5, 0.6, 0.7], domains=OFFICE, scheme="domain", dataset="office10")
+    for name in (None, "feature-shift"):
+        titles = [row.title for row in table_of(runs, name).rows if row.method_key[0] == "fedmosaic"]
+        assert titles == ["FedMosaic-W", "FedMosaic-U"]
+
+
+def test_the_first_part_of_a_split_table_has_results(runs):
+    for seed in (0, 1):
+        runs("another-setting-of-this-kind", "local", seed, 0.5, scheme="domain", domains=OFFICE)
+    latex = table_to_latex(table_of(runs, "feature-shift", paper=True))
+    first, *others = latex.split("\\toprule")[1:]
+    assert others
+    assert "50.00" in first
+    assert not any("50.00" in part for part in others)
+
+
+def test_results_with_and_without_published_values_begin_at_the_same_place(runs):
+    for method in ("local", "fedmosaic-frequency", "gated"):
+        runs("practical-cifar10", method, 0, 0.5, dataset="cifar10")
+    assert "\\begin{tabular}{@{}ll@{}}" in table_to_latex(table_of(runs, paper=True))
+    assert "\\begin{tabular}{@{}lc@{}}" in table_to_latex(table_of(runs))
+
+
 def test_json_has_a_record_with_a_command_for_each_missing_cell(runs):
     write_runs(runs)
     entries = tables_to_json([table_of(runs, "label-skew")])

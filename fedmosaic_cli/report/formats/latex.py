@@ -8,8 +8,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.comparison_table import EXTENDED_FAMILY, BaselineRelation
-from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, FAMILY_LABELS, table_grid
-from fedmosaic_cli.report.formats.text_formats import new_notes
+from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, FAMILY_LABELS, TEXT_WIDTH_POINTS, table_grid
+from fedmosaic_cli.report.formats.text_formats import caption_text, new_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,8 @@ FAMILY_HEADINGS = ("co-training", EXTENDED_FAMILY)
 STACK_MACRO, HEADING_MACRO, FIT_MACRO = "stackednumbers", "stackedheading", "fedmosaicfit"
 MAX_HEADING_CHARS = 13
 """Headings are broken into lines of this length, longer words are not broken."""
-COLUMN_WIDTH_POINTS, TEXT_WIDTH_POINTS = 200.0, 385.0
-"""The width of a column and of the text of common two-column templates, at most."""
+COLUMN_WIDTH_POINTS = 200.0
+"""The width of a column of common two-column templates, at most."""
 MAX_FLOAT_LINES, HEADER_LINES = 45, 5
 """The number of lines of a float with several tabulars below each other, and of the headings of each."""
 # Widths of characters in points at \footnotesize, of the widest of the common fonts.
@@ -121,16 +121,16 @@ def table_to_latex(
     Notes in `seen_notes` are left out, and the others are added to it.
     """
     grid = table_grid(table, layout)
-    parts = [latex_tabular(part, layout, stacks_numbers(grid)) for part in fitting_parts(grid)]
+    parts = [latex_tabular(part, layout, stacks_numbers(grid)) for part in fitting_parts(grid, layout.table_width)]
     environment = float_environment(label_width_points(grid) + sum(column_widths_points(grid)))
     notes = [] if layout.plain else latex_notes(table, set() if seen_notes is None else seen_notes)
     num_lines = HEADER_LINES + len(grid.rows) * (2 if stacks_numbers(grid) else 1)
     chunk_size = max(1, MAX_FLOAT_LINES // num_lines)
     chunks = [parts[start : start + chunk_size] for start in range(0, len(parts), chunk_size)]
-    caption = latex_caption(table)
+    caption = latex_caption(table, layout)
     lines = [] if layout.plain else [f"% missing: {' '.join(command.split())}" for command in table.commands]
     if len(parts) > 1:
-        lines.append("% Wider than the text, so it is split: fewer settings or methods, or --transpose, avoid this.")
+        lines.append("% Wider than the text, so it is split: --table-width, --transpose or fewer methods avoid this.")
     for number, chunk in enumerate(chunks):
         lines += latex_float(
             environment,
@@ -138,6 +138,7 @@ def table_to_latex(
             "" if number else f"tab:fedmosaic-{table.name}",
             chunk,
             notes if number == len(chunks) - 1 else [],
+            is_continued=number > 0,
         )
     return "\n".join([*lines, ""])
 
@@ -148,10 +149,20 @@ def float_environment(width_points: float) -> str:
 
 
 def latex_float(
-    environment: str, caption: str, label: str, tabulars: Sequence[Sequence[str]], notes: Sequence[str] = ()
+    environment: str,
+    caption: str,
+    label: str,
+    tabulars: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
+    is_continued: bool = False,
 ) -> list[str]:
-    """Return the lines of a float with one or several tabulars below each other. Caption and notes are LaTeX."""
-    lines = [f"\\begin{{{environment}}}[t]", "  \\centering", f"  \\caption{{{caption}}}"]
+    """Return the lines of a float with one or several tabulars below each other. Caption and notes are LaTeX.
+
+    A float that continues a table has the number of the float before it.
+    """
+    lines = [f"\\begin{{{environment}}}[t]", "  \\centering"]
+    lines += ["  \\addtocounter{table}{-1}"] if is_continued else []
+    lines += [f"  \\caption{{{caption}}}"]
     lines += [f"  \\label{{{label}}}"] if label else []
     for number, tabular in enumerate(tabulars):
         lines += [
@@ -163,14 +174,18 @@ def latex_float(
     return [*lines, *notes, f"\\end{{{environment}}}"]
 
 
-def latex_caption(table: ComparisonTable) -> str:
-    text = latex_seed_range(escape_latex(table.caption))
-    names = {BaselineRelation.BASELINE: "baselines"}
-    coloured = [relation for relation in table.baseline_relations() if relation.colour]
+def latex_caption(table: ComparisonTable, layout: TableLayout) -> str:
+    """Return the caption with a legend of the colours, if methods have any."""
+    text = latex_seed_range(escape_latex(caption_text(table, layout)))
+    names = {BaselineRelation.BASELINE: "references"}
+    relations = table.baseline_relations()
+    coloured = [relation for relation in relations if relation.colour]
     if coloured in ([], [BaselineRelation.BASELINE]):
         return text
-    legend = ", ".join(f"\\{relation_macro(each)}{{{names.get(each, each.description)}}}" for each in coloured)
-    return f"{text} Color map: {legend}."
+    legend = ", ".join(f"\\{relation_macro(each)}{{{names.get(each, each.legend)}}}" for each in coloured)
+    if BaselineRelation.NEITHER in relations:
+        legend += f", black: {BaselineRelation.NEITHER.legend}"
+    return f"{text} Colours: {legend}."
 
 
 def latex_seed_range(text: str) -> str:
@@ -196,17 +211,25 @@ def latex_tabular(grid: TableGrid, layout: TableLayout, is_stacked: bool) -> lis
         body.append("  \\midrule")
         if group:
             body.append(f"  \\multicolumn{{{width}}}{{@{{}}l}}{{\\textit{{{escape_latex(group_title(group))}}}}} \\\\")
-        for label, cells in rows:
+        for number, (label, cells) in enumerate(rows):
+            if number and label.is_summary and not rows[number - 1][0].is_summary:
+                body.append("  \\midrule")
             texts = [latex_cell(cell, layout, is_stacked) for cell in cells]
             body.append(f"  {' & '.join([escape_latex(label.text), *texts])} \\\\")
     return [
-        f"\\begin{{tabular}}{{@{{}}l{'c' * len(grid.columns)}@{{}}}}",
+        f"\\begin{{tabular}}{{@{{}}l{column_alignments(grid, is_stacked)}@{{}}}}",
         "  \\toprule",
         *latex_header(grid),
         *body,
         "  \\bottomrule",
         "\\end{tabular}",
     ]
+
+
+def column_alignments(grid: TableGrid, is_stacked: bool) -> str:
+    """Return a letter for each column: left-aligned if published results make some cells wider than others."""
+    with_published = [any(row[number].published for row in grid.cells) for number in range(len(grid.columns))]
+    return "".join("l" if published and not is_stacked else "c" for published in with_published)
 
 
 def latex_header(grid: TableGrid) -> list[str]:
@@ -257,20 +280,31 @@ def stacks_numbers(grid: TableGrid) -> bool:
     return len(grid.columns) >= MIN_STACKED_COLUMNS
 
 
-def fitting_parts(grid: TableGrid) -> list[TableGrid]:
-    """Return the grid, or grids with some of its columns each, which fit into the width of a text."""
-    parts = split_columns(label_width_points(grid), column_widths_points(grid))
-    return [grid] if len(parts) == 1 else [grid.select_columns(part) for part in parts]
+def fitting_parts(grid: TableGrid, text_width: float = TEXT_WIDTH_POINTS) -> list[TableGrid]:
+    """Return the grid, or grids with some of its columns each, which fit into the width of a text.
+
+    Those with published results only are last.
+    """
+    parts = split_columns(label_width_points(grid), column_widths_points(grid), text_width)
+    grids = [grid] if len(parts) == 1 else [grid.select_columns(part) for part in parts]
+    return sorted(grids, key=has_results, reverse=True)  # the caption of the first names seeds and colours
 
 
-def split_columns(label_width: float, widths: Sequence[float]) -> list[list[int]]:
+def split_columns(
+    label_width: float, widths: Sequence[float], text_width: float = TEXT_WIDTH_POINTS
+) -> list[list[int]]:
     """Return the column numbers of the fewest parts that fit into the width of a text, about equally wide."""
-    parts = parts_within(label_width, widths, TEXT_WIDTH_POINTS)
-    for limit in range(int(max(widths, default=0)), int(TEXT_WIDTH_POINTS), 10):
+    parts = parts_within(label_width, widths, text_width)
+    for limit in range(int(max(widths, default=0)), int(text_width), 10):
         balanced = parts_within(label_width, widths, limit)
         if len(balanced) <= len(parts):
             return balanced
     return parts
+
+
+def has_results(grid: TableGrid) -> bool:
+    """Return whether a grid has results of runs, not only published ones."""
+    return any(cell.mean for row in grid.cells for cell in row)
 
 
 def parts_within(label_width: float, widths: Sequence[float], limit: float) -> list[list[int]]:

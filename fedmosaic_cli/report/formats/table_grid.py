@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.comparison import ORACLE_KEY
+from fedmosaic_cli.report.comparison_table import format_percent
 from fedmosaic_cli.report.table_averages import average_accuracies, best_methods, mean_ranks
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 FAMILY_LABELS = {"baseline": "references"}
 """Labels of families of methods, where they differ from the names in JSON and CSV."""
+TEXT_WIDTH_POINTS = 385.0
+"""The width of the text of common templates, at most."""
 AVERAGE_LABEL, RANK_LABEL = "Average", "Mean rank"
 
 
@@ -36,6 +39,7 @@ class TableLayout:
         transpose: One row per setting and one column per method.
         plain: Without notes and commands below the table.
         plus_minus: Standard deviations after a plus-minus sign instead of in brackets.
+        table_width: Width in points above which a table in LaTeX is split.
     """
 
     average: bool = False
@@ -43,6 +47,7 @@ class TableLayout:
     transpose: bool = False
     plain: bool = False
     plus_minus: bool = False
+    table_width: float = TEXT_WIDTH_POINTS
 
 
 DEFAULT_LAYOUT = TableLayout()
@@ -63,10 +68,11 @@ class GridCell:
 
 @dataclass(frozen=True)
 class GridLabel:
-    """The label of a row or column. Adjacent labels may belong to a group."""
+    """The label of a row or column. Adjacent labels may belong to a group. Averages and ranks are summaries."""
 
     text: str
     group: str = ""
+    is_summary: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,12 +107,11 @@ def table_grid(table: ComparisonTable, layout: TableLayout = DEFAULT_LAYOUT) -> 
     columns = [GridLabel(column.label, column.heading) for column in table.columns]
     cells = [[grid_cell(cell, table, number) for number, cell in enumerate(row.cells)] for row in table.rows]
     if layout.average:
-        averages = average_accuracies(table)
-        best = best_methods(table, {key: -100 * value for key, value in averages.items()}, decimals=2)
-        add_column(columns, cells, AVERAGE_LABEL, value_cells(table, averages, 100, best))
+        averages = {key: format_percent(value) for key, value in average_accuracies(table).items()}
+        add_column(columns, cells, AVERAGE_LABEL, text_cells(table, averages, best_methods(table, averages, True)))
     if layout.rank:
-        ranks = mean_ranks(table)
-        add_column(columns, cells, RANK_LABEL, value_cells(table, ranks, 1, best_methods(table, ranks, decimals=2)))
+        ranks = {key: f"{value:.2f}" for key, value in mean_ranks(table).items()}
+        add_column(columns, cells, RANK_LABEL, text_cells(table, ranks, best_methods(table, ranks, False)))
     grid = TableGrid("Method", tuple(columns), row_labels(table.rows), tuple(map(tuple, cells)))
     return grid.transposed("Setting") if layout.transpose else grid
 
@@ -127,21 +132,14 @@ def row_labels(rows: Sequence[TableRow]) -> tuple[GridLabel, ...]:
 
 
 def add_column(columns: list[GridLabel], cells: list[list[GridCell]], label: str, values: Sequence[GridCell]) -> None:
-    columns.append(GridLabel(label))
+    columns.append(GridLabel(label, is_summary=True))
     for row, value in zip(cells, values, strict=True):
         row.append(value)
 
 
-def value_cells(
-    table: ComparisonTable, values: Mapping[MethodKey, float], factor: int, best: set[MethodKey]
-) -> list[GridCell]:
-    """Return a cell with a value for each row, empty where there is none."""
-    return [
-        GridCell(f"{factor * values[row.method_key]:.2f}", is_best=row.method_key in best)
-        if row.method_key in values
-        else GridCell()
-        for row in table.rows
-    ]
+def text_cells(table: ComparisonTable, texts: Mapping[MethodKey, str], best: set[MethodKey]) -> list[GridCell]:
+    """Return a cell for each row, empty where there is no text."""
+    return [GridCell(texts.get(row.method_key, ""), is_best=row.method_key in best) for row in table.rows]
 
 
 def grid_cell(cell: TableCell, table: ComparisonTable, column: int) -> GridCell:
@@ -151,8 +149,8 @@ def grid_cell(cell: TableCell, table: ComparisonTable, column: int) -> GridCell:
     if result is None:
         return GridCell(published=published)
     return GridCell(
-        format_accuracy(result.mean),
-        "" if result.std is None else format_accuracy(result.std),
+        format_percent(result.mean),
+        "" if result.std is None else format_percent(result.std),
         result.caveat_symbols,
         incomplete_seeds_text(result, table, column),
         published,
@@ -171,9 +169,5 @@ def published_text(cell: TableCell) -> str:
     """Return the published mean and the difference to it."""
     if cell.published is None:
         return ""
-    difference = "" if cell.difference is None else f", {100 * cell.difference:+.2f}"
-    return f"[{format_accuracy(cell.published.mean)}{difference}]"
-
-
-def format_accuracy(fraction: float) -> str:
-    return f"{100 * fraction:.2f}"
+    difference = "" if cell.difference is None else f", {format_percent(cell.difference, signed=True)}"
+    return f"[{format_percent(cell.published.mean)}{difference}]"

@@ -9,7 +9,9 @@ import re
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedmosaic_cli.report.captions import MEAN_AND_DEVIATION
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
+from fedmosaic_cli.report.comparison_table import BaselineRelation
 from fedmosaic_cli.report.formats.table_grid import DEFAULT_LAYOUT, table_grid
 from fedmosaic_cli.report.table_averages import average_accuracies, mean_ranks
 from fedmosaic_cli.safe_text import to_csv_cell
@@ -61,7 +63,7 @@ def table_to_markdown(
             name = escape_markdown(group) if number == 0 else ""
             texts = " | ".join(markdown_cell(cell, layout) for cell in cells)
             lines.append(f"| {name} | {escape_markdown(label.text)} | {texts} |")
-    lines += ["", escape_markdown(table.caption), *filter(None, [symbol_legend(table)])]
+    lines += ["", escape_markdown(caption_text(table, layout)), *filter(None, [symbol_legend(table)])]
     if not layout.plain:
         lines += markdown_notes(table, set() if seen_notes is None else seen_notes)
     return "\n".join(lines) + "\n"
@@ -162,7 +164,7 @@ def table_to_terminal(
                 parts.append([])
             parts[-1].append(column)
         views = [terminal_table(grid.select_columns(part), layout, MIN_HEADER_WIDTH) for part in parts]
-    lines, summary = [table.caption, symbol_legend(table)], []
+    lines, summary = [caption_text(table, layout), symbol_legend(table)], []
     if not layout.plain:
         seen = set() if seen_notes is None else seen_notes
         lines += new_notes(table.notes, seen)
@@ -236,10 +238,18 @@ def result_text(cell: GridCell, layout: TableLayout) -> str:
 
 def symbol_legend(table: ComparisonTable) -> str:
     """Explain the symbols that occur in a table."""
-    symbols = [
-        f"{relation.symbol} {relation.description}" for relation in table.baseline_relations() if relation.symbol
-    ]
+    relations = table.baseline_relations()
+    symbols = [f"{relation.symbol} {relation.legend}" for relation in relations if relation.symbol]
+    if symbols and BaselineRelation.NEITHER in relations:
+        symbols.append(f"no symbol: {BaselineRelation.NEITHER.legend}")
     return "; ".join(symbols) + "." if symbols else ""
+
+
+def caption_text(table: ComparisonTable, layout: TableLayout) -> str:
+    """Return the caption for the form in which standard deviations are printed."""
+    return (
+        table.caption.replace(MEAN_AND_DEVIATION, "mean ± standard deviation") if layout.plus_minus else table.caption
+    )
 
 
 def escape_markdown(text: str) -> str:

@@ -19,7 +19,7 @@ from fedmosaic_cli.methods.fedmosaic import FedMosaic
 from fedmosaic_cli.report.certificate_tables import build_certificate_tables
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import has_client_trust, method_title
-from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME
+from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME, format_percent
 from fedmosaic_cli.report.diagnosis_tables import build_diagnosis_tables
 from fedmosaic_cli.report.html.embedded_data import (
     CURVE_BUDGET_EXCEEDED,
@@ -29,7 +29,6 @@ from fedmosaic_cli.report.html.embedded_data import (
 )
 from fedmosaic_cli.report.html.sections import (
     ConfigTexts,
-    format_percent,
     format_quantity,
     pluralize,
     report_facts,
@@ -71,7 +70,7 @@ def replace_control_chars(value: object) -> object:
 
 def format_percentage_points(difference: float) -> str:
     """A difference in percentage points, with a sign unless it is zero."""
-    return format_signed(f"{100 * difference:+.2f}")
+    return format_signed(format_percent(difference, signed=True))
 
 
 def format_signed(text: str) -> str:

@@ -14,7 +14,7 @@ from fedmosaic_cli.report.comparison import (
     has_client_trust,
     method_title,
 )
-from fedmosaic_cli.report.comparison_table import method_results
+from fedmosaic_cli.report.comparison_table import format_percent, method_results
 from fedmosaic_cli.report.run_costs import kilobytes_per_client_and_round, seconds_per_round
 from fedmosaic_cli.report.statistics import compare_methods_with_local
 from fedmosaic_cli.storage.files import read_regular_file
@@ -117,10 +117,6 @@ class ConfigTexts:
 def pluralize(count: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def format_percent(fraction: float) -> str:
-    return f"{100 * fraction:.2f}"
 
 
 def format_quantity(value: float) -> str:
