@@ -576,10 +576,20 @@ def test_consensus_figure_shows_agreement_and_pseudo_label_accuracy(bench):
     assert legend_names(agreement.figure) == ["FedCT", ENTROPY]
     (shared,) = oracle.lines
     assert shared.get_ydata()[1:] == pytest.approx([0.5, 0.5])
-    assert f"Equal lines are drawn once: FedCT = {ENTROPY}." in caption_of(agreement.figure)
+    caption = caption_of(agreement.figure)
+    assert f'Equal lines of the panel "correct pseudo-labels" are drawn once: FedCT = {ENTROPY}.' in caption
+    assert "Equal lines are drawn once" not in caption, "they differ in the other panel"
     assert 1 < agreement.get_xlim()[0] < 2, "there is no value before the first consensus"
     assert "pseudo-labels" in oracle.get_ylabel()
     assert ORACLE_NOTE in caption_of(agreement.figure)
+
+
+def test_lines_that_are_equal_in_all_panels_are_named_without_a_panel(bench):
+    bench.write("fedmosaic-entropy")
+    bench.write("fedct")
+    figure = draw(consensus_figure, bench)
+    assert [len(axes.lines) for axes in figure.axes] == [1, 1]
+    assert caption_of(figure).endswith(f"Equal lines are drawn once: FedCT = {ENTROPY}.")
 
 
 def test_methods_without_logged_agreement_are_named(bench):
