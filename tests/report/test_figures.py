@@ -342,7 +342,7 @@ def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(b
     assert (shade.get_x(), shade.get_x() + shade.get_width()) == (first.get_xlim()[0], 1.5)
     note = " ".join(texts(figure))
     assert "Coloured lines: clients 0-5 of 8; seed 4." in note
-    assert "Shaded: rounds before the first consensus." in note
+    assert "Shaded: rounds trained without a consensus." in note
 
 
 def test_clients_do_not_have_the_colours_of_methods(bench):
@@ -385,6 +385,17 @@ def test_variants_without_visible_trust_are_a_sentence(bench):
     flat = next(group for group in groups_in(bench) if group.name == "flat")
     with pytest.raises(FigureUnavailableError, match="λ of all clients is below"):
         trust_figure(flat, read_figure_data(flat))
+
+
+def test_variants_whose_rounds_are_all_warm_up_are_a_sentence(bench):
+    def only_warm_up(row):
+        return {**row, "lambda": 0.0, "bits_up": 0, "bits_down": 0}
+
+    bench.write("fedmosaic-entropy")
+    bench.write("fedmosaic-frequency", change=only_warm_up)
+    caption = caption_of(draw(trust_figure, bench))
+    assert f"{FREQUENCY} did not train on pseudo-labels in any round (warm-up)." in caption
+    assert "below 0.005" not in caption
 
 
 def test_trust_figure_shows_the_first_seed(bench):

@@ -15,7 +15,7 @@ from fedmosaic_cli.report.method_styles import (
     client_style,
 )
 from fedmosaic_cli.report.plots.canvas import Caption, add_caption, new_figure, note_height_inches
-from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, first_valid_manifest
+from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, first_valid_manifest, joined_titles
 from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
 from fedmosaic_cli.report.plots.line_labels import add_legend_below, legend_height_inches
 from fedmosaic_cli.report.plots.partition_plots import (
@@ -83,7 +83,7 @@ def trust_figure(group: ComparisonGroup, figure_data: FigureData, options: Figur
     shown_lines = f"Coloured lines: {subset}" if len(shown) < num_clients else subset.capitalize()
     notes = [f"{shown_lines}; seed {joined_seeds(runs)}."]
     if any(run.num_rounds_before_consensus for run in runs.values()):
-        notes.append("Shaded: rounds before the first consensus.")
+        notes.append("Shaded: rounds trained without a consensus.")
     if flat:
         notes.append(flat_trust_sentence(flat))
     if len(runs) < len(visible):
@@ -117,9 +117,16 @@ def require_client_curves(figure_data: FigureData) -> dict[MethodKey, ClientCurv
 
 
 def flat_trust_sentence(runs: Mapping[MethodKey, ClientCurves]) -> str:
-    """The sentence on variants whose lambda is always about 0."""
-    titles = ", ".join(map(method_title, runs))
-    return f"λ of all clients is below {FLAT_TRUST} in every round: {titles}."
+    """The sentences on variants whose lambda is always about 0."""
+    warmup = [key for key, run in runs.items() if run.num_rounds_before_consensus >= len(run.trust)]
+    others = [key for key in runs if key not in warmup]
+    sentences = []
+    if others:
+        titles = ", ".join(map(method_title, others))
+        sentences.append(f"λ of all clients is below {FLAT_TRUST} in every round: {titles}.")
+    if warmup:
+        sentences.append(f"{joined_titles(warmup)} did not train on pseudo-labels in any round (warm-up).")
+    return " ".join(sentences)
 
 
 def draw_trust(axes: Axes, curves: ClientCurves, styles: Mapping[int, LineStyle], has_band: bool) -> None:

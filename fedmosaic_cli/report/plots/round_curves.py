@@ -15,6 +15,7 @@ from fedmosaic_cli.report.plots.figure_data import (
     equal_titles,
     group_equal_bands,
     in_rounds_of_all,
+    joined_titles,
     seeds_note,
 )
 from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
@@ -225,12 +226,6 @@ def finite_bands(curves_by_method: Mapping[MethodKey, Sequence[Vector]]) -> dict
     """The bands over seeds of the methods that have any value."""
     bands = {key: band_over_seeds(curves) for key, curves in curves_by_method.items()}
     return {key: band for key, band in bands.items() if np.isfinite(band.mean).any()}
-
-
-def joined_titles(keys: Sequence[MethodKey]) -> str:
-    """Titles as an enumeration: `A, B and C`."""
-    *others, last = map(method_title, keys)
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def draw_bands(
