@@ -1121,6 +1121,17 @@ def test_figures_have_the_chosen_width_and_font_sizes(bench, options):
         assert {text.get_fontsize() for text in texts_of_axes} == {7.0 if options.is_narrow else 8.0}
 
 
+@pytest.mark.parametrize("inches", [2.0, 4.5, 6.75, 12.0])
+def test_figures_have_a_width_in_inches(bench, inches):
+    for variant in ("fedmosaic-entropy", "fedct", "local"):
+        bench.write(variant, rounds=8)
+    for kind in LOG_FIGURES:
+        figure = draw(kind, bench, FigureOptions(FigureStyle.paper, inches))
+        figure.draw_without_rendering()
+        assert figure.get_figwidth() == inches
+        assert all(axes.get_window_extent().width > 0.25 * figure.dpi for axes in figure.axes), kind
+
+
 def test_a_serif_font_is_part_of_matplotlib(bench):
     from matplotlib.font_manager import findfont
 
@@ -1152,10 +1163,13 @@ def test_captions_are_markdown_and_latex_figures(bench, without_rendering):
     trust = next(name for name in drawn if name.startswith("lambda"))
     assert f"**{trust}**: Trust λ of 2 clients in the consensus (a_b & 50%)." in files["captions.md"]
     figure = next(text for text in files["captions.tex"].split("\n\n") if f"fig:{trust}" in text)
-    assert figure.startswith("\\begin{figure}\n  \\centering\n  \\includegraphics{" + trust + "}\n")
+    graphics = "\\includegraphics[width=\\linewidth]{" + trust + "}"
+    assert figure.startswith(f"% {trust}\n\\begin{{figure}}\n  \\centering\n  {graphics}\n")
     assert "Trust $\\lambda$ of 2 clients in the consensus (a\\_b \\& 50\\%)." in figure
-    wide = caption_files({"x": "y"}, FigureOptions(FigureStyle.paper, FigureWidth.page))["captions.tex"]
-    assert wide.startswith("\\begin{figure*}")
+    assert files["captions.tex"].startswith("% Write \\graphicspath{{figures/}} before ")
+    for width, environment in ((3.6, "figure"), (3.7, "figure*"), (FigureWidth.page, "figure*")):
+        latex = caption_files({"x": "y"}, FigureOptions(FigureStyle.paper, width))["captions.tex"]
+        assert latex.split("\n")[2:4] == ["% x", f"\\begin{{{environment}}}"]
 
 
 def test_characters_missing_from_the_font_cause_no_warning(bench):

@@ -218,7 +218,7 @@ def equal_lines_sentences(bands_by_panel: Mapping[str, Mapping[MethodKey, SeedBa
     for label, names in equal.items():
         if others := [name for name in names if name not in everywhere]:
             panel = label.removesuffix(" (%)")
-            sentences.append(f"Equal lines of the panel \"{panel}\" are drawn once: {'; '.join(others)}.")
+            sentences.append(f'Equal lines of the panel "{panel}" are drawn once: {"; ".join(others)}.')
     return sentences
 
 
