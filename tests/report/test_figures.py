@@ -35,7 +35,7 @@ from fedmosaic_cli.report.plots.figure_options import (
     FigureWidth,
 )
 from fedmosaic_cli.report.plots.figure_set import FigureSet
-from fedmosaic_cli.report.plots.line_labels import spread_levels
+from fedmosaic_cli.report.plots.line_labels import legend_label, num_legend_columns, spread_levels
 from fedmosaic_cli.report.plots.plot_style import MAX_BANDS, method_line_styles, use_plot_style
 from fedmosaic_cli.report.plots.public_set_groups import find_public_set_groups
 from fedmosaic_cli.report.plots.public_set_plots import (
@@ -1081,6 +1081,28 @@ def test_long_names_are_in_the_legend(bench, options):
         assert below.x1 <= figure.get_window_extent().width, kind
         assert all(axes.get_tightbbox().y0 >= below.y1 - 1 for axes in figure.axes), kind
         assert all(axes.get_window_extent().width > 200 for axes in figure.axes), kind
+
+
+def test_shared_names_are_broken_at_equals_signs_in_the_legend():
+    shared = "Local training = FedCT = FedMosaic-W = FedMosaic-U"
+    label = legend_label(shared, PAPER_COLUMN)
+    assert label.split("\n") == ["Local training = FedCT", "= FedMosaic-W", "= FedMosaic-U"]
+    assert " ".join(label.split("\n")) == shared
+    assert legend_label("FedBN = FedProx", PAPER_COLUMN) == "FedBN = FedProx"
+    assert num_legend_columns([shared, "FedAvg", "FedProx"], PAPER_COLUMN) >= 2
+
+
+def test_handles_of_the_legend_show_dashes_twice(bench):
+    bench.write("local")
+    bench.write("fedavg", 0, 0.7)
+    (dashed,) = (
+        line
+        for line in draw(accuracy_figure, bench, PAPER_COLUMN).legends[0].get_lines()
+        if line.get_color() == STYLES_BY_METHOD["local"].color.light
+    )
+    pattern = STYLES_BY_METHOD["local"].dash
+    first, *_, last = dashed.get_xdata()
+    assert last - first >= 2 * sum(pattern) * dashed.get_linewidth()
 
 
 # The style of a paper
