@@ -507,8 +507,30 @@ def test_a_figure_without_values_is_unavailable(bench, kind, keys, reason):
 
 def test_a_run_without_public_losses_is_drawn(bench):
     bench.write(change=lambda row: {**row, "loss_public": None})
-    (private,) = draw(losses_figure, bench).axes[0].lines
+    figure = draw(losses_figure, bench)
+    (private,) = figure.axes[0].lines
     assert private.get_linestyle() == "-"
+    assert legend_names(figure) == [ENTROPY, "private loss"]
+    assert caption_of(figure).startswith("Private loss of single clients")
+
+
+@pytest.mark.parametrize(("trust", "is_computed"), [("paper", True), ("stabilised", True), (0.5, False)])
+def test_the_caption_says_what_the_private_loss_is(bench, trust, is_computed):
+    bench.write(hyperparameters={"trust": trust})
+    caption = caption_of(draw(losses_figure, bench))
+    assert ("Private loss: the loss from which λ was computed." in caption) == is_computed
+    assert ("Private loss: mean over the training batches of the round." in caption) != is_computed
+
+
+@pytest.mark.parametrize(("smallest", "labels"), [(0.03, {"0.05", "0.2", "1"}), (1e-3, {"0.01", "0.1", "1"})])
+def test_log_axes_of_less_than_two_decades_have_more_ticks(bench, smallest, labels):
+    def change(row):
+        return {**row, "loss_private": smallest if row["round"] == 4 else 1.0, "loss_public": 1.0}
+
+    bench.write(clients=2, rounds=4, change=change)
+    axes = draw(losses_figure, bench).axes[0]
+    assert labels <= set(ticks(axes.yaxis))
+    assert ("0.2" in ticks(axes.yaxis)) == ("0.2" in labels)
 
 
 def test_class_counts_of_clients_and_public_set(bench):
@@ -618,7 +640,9 @@ def test_methods_derived_from_fedmosaic_are_drawn_like_it(bench):
     assert legend_names(figure) == [ENTROPY, "Gated co-training"]
     assert figure.axes[0].lines[1].get_ydata().tolist() == [0.25, 0.25, 0.25]
     assert [axes.get_title(loc="left") for axes in draw(trust_figure, bench).axes] == [ENTROPY, "Gated co-training"]
-    assert "λ follows" not in caption_of(draw(losses_figure, bench))
+    batches = "mean over the training batches of the round (Gated co-training)"
+    private = f"Private loss: the loss from which λ was computed ({ENTROPY}); {batches}."
+    assert private in caption_of(draw(losses_figure, bench))
 
 
 def test_gated_runs_have_the_figures_of_fedmosaic(bench, without_rendering):

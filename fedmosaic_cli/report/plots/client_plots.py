@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ TITLE_WIDTH_CHARS = 80
 FLAT_TRUST = 0.005
 """A smaller lambda cannot be told from 0 on an axis up to 1."""
 DECADE = 10.0
+LOSS_TRUST_RULES = ("paper", "stabilised")
+"""The values of the hyperparameter `trust` with which lambda is computed from the private and the public loss."""
 PUBLIC_DASH: DashPattern = (0, (3.0, 1.2))
 
 
@@ -245,11 +248,14 @@ def losses_figure(group: ComparisonGroup, figure_data: FigureData, options: Figu
     columns = min(len(shown), 2 if options.is_narrow else 3)
     rows = -(-len(shown) // columns)
     legend = {method_title(key): pair["private"] for key, pair in styles.items()}
-    kinds = {"private loss": LineStyle("0.3"), "public loss": LineStyle("0.3", dash=PUBLIC_DASH)}
+    kinds = {"private loss": LineStyle("0.3")}
+    has_public = any(np.isfinite(run.loss_public[:, clients_in(run, shown)]).any() for run in runs.values())
+    if has_public:
+        kinds["public loss"] = LineStyle("0.3", dash=PUBLIC_DASH)
     is_log = spans_a_decade(losses_of(runs.values(), shown))
     notes = [
         f"{clients_of_total(shown, num_clients)}, seed {joined_seeds(runs)}.".capitalize(),
-        *(["λ follows from these losses."] if all(key[0] == "fedmosaic" for key in runs) else []),
+        private_loss_sentence({key: computes_trust_from_losses(group, key) for key in runs}),
         *([f"{len(runs)} of {len(available)} variants are shown."] if len(runs) < len(available) else []),
     ]
     note = " ".join(notes)
@@ -271,19 +277,36 @@ def losses_figure(group: ComparisonGroup, figure_data: FigureData, options: Figu
         highest = panels[0].get_ylim()[1]
         panels[0].set_ylim(-0.04 * highest, highest)  # space for markers at 0
     add_legend_below(figure, {**legend, **kinds}, options)
-    add_caption(figure, options, "private and public loss of single clients", group.label, note)
+    add_caption(figure, options, f"private {'and public ' * has_public}loss of single clients", group.label, note)
     return figure
+
+
+def computes_trust_from_losses(group: ComparisonGroup, key: MethodKey) -> bool:
+    """Whether the runs of a row log the losses from which they compute lambda."""
+    hyperparameters = json.loads(group.runs_by_method[key].hyperparameters.iloc[0])
+    return hyperparameters.get("trust", "paper" if key[0] == "fedmosaic" else None) in LOSS_TRUST_RULES
+
+
+def private_loss_sentence(computes_trust: Mapping[MethodKey, bool]) -> str:
+    """The sentence on what the private loss of each row is; `computes_trust`: lambda is computed from it."""
+    definitions = {True: "the loss from which λ was computed", False: "mean over the training batches of the round"}
+    keys_by_kind = {kind: [key for key, value in computes_trust.items() if value == kind] for kind in definitions}
+    used = {kind: keys for kind, keys in keys_by_kind.items() if keys}
+    if len(used) == 1:
+        return f"Private loss: {definitions[next(iter(used))]}."
+    return f"Private loss: {'; '.join(f'{definitions[kind]} ({joined_titles(keys)})' for kind, keys in used.items())}."
 
 
 def losses_of(runs: Iterable[ClientCurves], clients: Sequence[int]) -> NDArray[np.float64]:
     """All losses of some clients."""
     return np.concatenate(
-        [
-            matrix[:, [client for client in clients if client < matrix.shape[1]]].ravel()
-            for run in runs
-            for matrix in (run.loss_private, run.loss_public)
-        ]
+        [matrix[:, clients_in(run, clients)].ravel() for run in runs for matrix in (run.loss_private, run.loss_public)]
     )
+
+
+def clients_in(run: ClientCurves, clients: Sequence[int]) -> list[int]:
+    """Those of the clients that the run has."""
+    return [client for client in clients if client < run.trust.shape[1]]
 
 
 def spans_a_decade(values: NDArray[np.float64]) -> bool:
@@ -293,12 +316,15 @@ def spans_a_decade(values: NDArray[np.float64]) -> bool:
 
 
 def limit_decades(axes: Axes) -> None:
-    """Show at most six decades, with ticks at powers of ten."""
+    """Show at most six decades, with ticks at powers of ten; at 1, 2 and 5 times these in less than two decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 1e-6 * high), high)
-    axes.yaxis.set_major_locator(LogLocator(10, numticks=5))
+    low, high = axes.get_ylim()
+    few_decades = high < DECADE**2 * low
+    locator = LogLocator(10, (1, 2, 5), numticks=12) if few_decades else LogLocator(10, numticks=5)
+    axes.yaxis.set_major_locator(locator)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 
