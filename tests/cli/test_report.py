@@ -367,7 +367,7 @@ def test_figures_in_the_style_of_a_paper_have_files_of_captions(report, tmp_path
     endings = {path.suffix for path in figures.iterdir()}
     assert endings == {".svg", ".pdf", ".md", ".tex"}
     captions = (figures / "captions.md").read_text()
-    assert "clients 0-2, 4 of 10" in captions
+    assert "clients 0\N{EN DASH}2, 4 of 10" in captions
     names = {path.stem for path in figures.glob("*.svg")}
     assert {line.split("**")[1] for line in captions.splitlines() if line} == names
     assert captions.count("quickstart") >= 5

@@ -341,7 +341,7 @@ def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(b
     (shade,) = first.patches
     assert (shade.get_x(), shade.get_x() + shade.get_width()) == (first.get_xlim()[0], 1.5)
     note = " ".join(texts(figure))
-    assert "Coloured lines: clients 0-5 of 8; seed 4." in note
+    assert "Coloured lines: clients 0\N{EN DASH}5 of 8; seed 4." in note
     assert "Shaded: rounds trained without a consensus." in note
 
 
@@ -357,17 +357,17 @@ def test_the_shown_clients_can_be_chosen(bench):
     options = FigureOptions(clients=(2, 5, 6, 7, 99))
     figure = draw(trust_figure, bench, options)
     assert legend_names(figure) == ["client 2", "client 5", "client 6", "client 7", "other clients"]
-    assert "Coloured lines: clients 2, 5-7 of 8; seed 0." in " ".join(texts(figure))
+    assert "Coloured lines: clients 2, 5\N{EN DASH}7 of 8; seed 0." in " ".join(texts(figure))
     losses = draw(losses_figure, bench, options)
     assert [axes.get_title(loc="left") for axes in losses.axes] == [f"client {number}" for number in (2, 5, 6, 7)]
-    assert "Clients 2, 5-7 of 8, seed 0." in caption_of(losses)
+    assert "Clients 2, 5\N{EN DASH}7 of 8, seed 0." in caption_of(losses)
     for kind in (trust_figure, losses_figure):
         with pytest.raises(FigureUnavailableError, match="8 clients, numbered from 0: choose other --clients"):
             draw(kind, bench, FigureOptions(clients=(8, 9)))
 
 
 def test_client_numbers_are_joined_to_ranges():
-    assert format_ranges([0, 1, 2, 4, 6, 7]) == "0-2, 4, 6-7"
+    assert format_ranges([0, 1, 2, 4, 6, 7]) == "0\N{EN DASH}2, 4, 6\N{EN DASH}7"
     assert format_ranges([3]) == "3"
 
 
@@ -538,7 +538,7 @@ def test_class_counts_of_clients_and_public_set(bench):
     (setting,) = groups_in(bench)
     with use_plot_style():
         clients, public = client_class_counts_figure(setting), public_set_figure(setting)
-    assert clients.get_suptitle() == "quick, shards of seed 7: examples of 3 clients per class"
+    assert clients.get_suptitle() == "quick, 3 clients, shards of seed 7: examples per client and class"
     areas = clients.axes[0].collections[0].get_sizes().reshape(3, 2)
     assert areas / areas[0, 0] == pytest.approx(np.array([[2, 2], [3, 2], [4, 2]]) / 2), "with one test example each"
     assert "All examples of a client are counted" in caption_of(clients)
@@ -587,6 +587,10 @@ def test_communication_figure_shows_accuracy_against_bytes(bench):
         axes.figure
     )
     assert {"100 B", "1 kB"} <= set(ticks(axes.xaxis))
+    assert axes.get_xlabel().startswith("cumulative")
+    assert "One seed. Traffic: bytes sent and received." in caption_of(axes.figure)
+    bench.write("fedavg", 1, 0.5)
+    assert "Means over seeds per round." in caption_of(draw(communication_figure, bench))
 
 
 def test_format_bytes_selects_a_readable_unit():
@@ -1216,6 +1220,12 @@ def test_captions_are_markdown_and_latex_figures(bench, without_rendering):
     for width, environment in ((3.6, "figure"), (3.7, "figure*"), (FigureWidth.page, "figure*")):
         latex = caption_files({"x": "y"}, FigureOptions(FigureStyle.paper, width))["captions.tex"]
         assert latex.split("\n")[2:4] == ["% x", f"\\begin{{{environment}}}"]
+
+
+def test_ranges_in_latex_captions_have_en_dashes(bench):
+    bench.write(clients=8)
+    latex = caption_files({"x": caption_of(draw(trust_figure, bench))}, PAPER_COLUMN)["captions.tex"]
+    assert "clients 0--5 of 8" in latex
 
 
 def test_characters_missing_from_the_font_cause_no_warning(bench):

@@ -54,6 +54,7 @@ MEDIAN_STYLE = LineStyle("black", width=1.6, zorder=7)
 BAND_COLOR = "0.85"
 MAX_VARIANTS, MAX_PANELS = 3, 12
 TITLE_WIDTH_CHARS = 80
+EN_DASH = "\N{EN DASH}"
 FLAT_TRUST = 0.005
 """A smaller lambda cannot be told from 0 on an axis up to 1."""
 DECADE = 10.0
@@ -176,21 +177,21 @@ def pluralize_clients(num_clients: int) -> str:
 
 
 def clients_of_total(clients: Sequence[int], num_clients: int) -> str:
-    """Which clients are shown, such as `clients 0-5 of 15`; `all 5 clients` if all are."""
+    """Which clients are shown, such as `clients 0–5 of 15`; `all 5 clients` if all are."""
     if len(clients) == num_clients:
         return f"all {pluralize_clients(num_clients)}" if num_clients > 1 else "the only client"
     return f"client{'s' * (len(clients) > 1)} {format_ranges(clients)} of {num_clients}"
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers with ranges, such as `0-3, 7`."""
+    """Sorted numbers with ranges, such as `0–3, 7`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
             parts[-1].append(number)
         else:
             parts.append([number])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+    return ", ".join(f"{part[0]}{EN_DASH}{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
 
 
 def joined_seeds(runs: Mapping[MethodKey, ClientCurves]) -> str:
@@ -374,10 +375,9 @@ def client_class_counts_figure(group: ComparisonGroup, options: FigureOptions = 
     """Examples per client and class, for the first seed."""
     manifest = first_valid_manifest(group)
     counts = class_counts_by_client(manifest.model_dump(exclude_none=True))
-    place = f"{group.label}, shards of seed {manifest.seed}"
+    place = f"{group.label}, {pluralize_clients(len(counts))}, shards of seed {manifest.seed}"
     domains = [client.domain for client in manifest.clients]
-    subject = f"examples of {pluralize_clients(len(counts))} per class"
-    caption = Caption(subject, place, COUNTED_EXAMPLES_NOTE)
+    caption = Caption("examples per client and class", place, COUNTED_EXAMPLES_NOTE)
     return class_counts_figure(counts, manifest.class_names, caption, domains, options)
 
 

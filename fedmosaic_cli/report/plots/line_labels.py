@@ -160,5 +160,5 @@ def num_legend_columns(names: Collection[str], options: FigureOptions) -> int:
 def legend_height_inches(names: Collection[str], options: FigureOptions) -> float:
     """Height of the legend of these names."""
     counts = [legend_label(name, options).count("\n") + 1 for name in names]
-    lines = max(sum(column) for column in np.array_split(counts, num_legend_columns(names, options)))
+    lines = max(int(sum(column)) for column in np.array_split(counts, num_legend_columns(names, options)))
     return 0.1 + lines * 1.1 * options.line_height_inches
