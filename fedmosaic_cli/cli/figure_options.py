@@ -12,6 +12,8 @@ from fedmosaic_cli.report.plots.figure_options import (
     DEFAULT_OPTIONS,
     FIGURE_FORMATS,
     MAX_CHOSEN_CLIENTS,
+    MAX_WIDTH_INCHES,
+    MIN_WIDTH_INCHES,
     FigureOptions,
     FigureStyle,
     FigureWidth,
@@ -27,8 +29,15 @@ StyleOption = Annotated[
     figure_option("--style", "Titles and notes in the figures, or in files of captions.", "explained"),
 ]
 WidthOption = Annotated[
-    FigureWidth | None,
-    figure_option("--width", "3.25, 5.5 or 7 inches; include figures without scaling.", "page; text with paper"),
+    str | None,
+    typer.Option(
+        "--width",
+        help="column, text, page (3.25, 5.5, 7 inches), or inches, e.g. 6.75.",
+        show_default="page; text with paper",
+        metavar="<width>",
+        rich_help_panel="Figures (with --out)",
+        autocompletion=lambda: list(FigureWidth),
+    ),
 ]
 SerifOption = Annotated[
     bool, typer.Option("--serif", help="A font like Times.", rich_help_panel="Figures (with --out)")
@@ -41,7 +50,7 @@ ClientsOption = Annotated[
 
 
 def parse_figure_options(
-    style: FigureStyle, width: FigureWidth | None, serif: bool, formats: str | None, clients: str | None, drawn: bool
+    style: FigureStyle, width: str | None, serif: bool, formats: str | None, clients: str | None, drawn: bool
 ) -> FigureOptions:
     """Check the options together.
 
@@ -68,10 +77,23 @@ def parse_figure_options(
         raise RequestError(f"{unused} has no effect without figures (fedmosaic report): add --out results")
     return FigureOptions(
         style,
-        width,
+        None if width is None else parse_width(width),
         serif,
         DEFAULT_OPTIONS.formats if formats is None else parse_formats(formats),
         None if clients is None else parse_clients(clients),
+    )
+
+
+def parse_width(text: str) -> FigureWidth | float:
+    """Parse the name of a width, or a number of inches such as `6.75`."""
+    name = text.strip().lower()
+    if name in list(FigureWidth):
+        return FigureWidth(name)
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", name) and MIN_WIDTH_INCHES <= float(name) <= MAX_WIDTH_INCHES:
+        return float(name)
+    raise RequestError(
+        f"unknown width '{text}' (--width): choose from {', '.join(FigureWidth)}, or a number of inches from "
+        f"{MIN_WIDTH_INCHES:g} to {MAX_WIDTH_INCHES:g}, e.g. --width 6.75"
     )
 
 

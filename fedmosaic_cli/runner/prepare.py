@@ -75,7 +75,8 @@ def partition_plots(manifest: dict[str, Any]) -> dict[str, bytes]:
     counts, names = class_counts_by_client(manifest), manifest["class_names"]
     source = f"{manifest['dataset']}, {manifest['scheme']}"
     domains = [client["domain"] for client in manifest["clients"]]
-    caption = Caption(f"examples of {len(counts)} clients per class", source, COUNTED_EXAMPLES_NOTE)
+    clients = f"{len(counts)} client{'s' * (len(counts) > 1)}"
+    caption = Caption("examples per client and class", f"{source}, {clients}", COUNTED_EXAMPLES_NOTE)
     plots = {"distribution": render_class_counts(counts, names, caption, domains)}
     public = manifest["public"]
     if public["size"]:

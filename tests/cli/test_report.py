@@ -15,11 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmosaic_cli.cli.app import app
+from fedmosaic_cli.cli.figure_options import parse_width
 from fedmosaic_cli.cli.report import OutputFormat, show_tables
 from fedmosaic_cli.cli.reproduce_report import requested_groups
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import comparison_groups
 from fedmosaic_cli.report.paper_tables import overview_table, paper_table
+from fedmosaic_cli.report.plots.figure_options import FigureWidth
 from tests.conftest import fedmosaic
 
 
@@ -344,6 +346,9 @@ def test_studies_report_only_the_requested_methods(report, requested, rows):
         (("--style", "paper"), "--style has no effect without figures"),
         (("--width", "column"), "--width has no effect without figures"),
         (("--serif", "--out", "results", "--no-figures"), "--serif has no effect without figures"),
+        (("--width", "wide", "--out", "results"), "unknown width 'wide' (--width): choose from column, text, page, or"),
+        (("--width", "1.9", "--out", "results"), "a number of inches from 2 to 12, e.g. --width 6.75"),
+        (("--width", "nan", "--out", "results"), "unknown width 'nan'"),
         (("--format", "eps", "--out", "results"), "unknown format 'eps' (--format): choose from png, pdf, svg"),
         (("--format", "", "--out", "results"), "unknown format ''"),
         (("--clients", "5-0", "--out", "results"), "cannot read '5-0' (--clients): write numbers and ranges"),
@@ -357,6 +362,10 @@ def test_wrong_figure_options_are_refused_in_one_line(report, tmp_path, argument
     assert not (tmp_path / "results").exists()
 
 
+def test_the_width_of_figures_is_a_name_or_a_number_of_inches():
+    assert [parse_width(text) for text in ("page", "6.75", "2", "12")] == [FigureWidth.page, 6.75, 2.0, 12.0]
+
+
 def test_figures_in_the_style_of_a_paper_have_files_of_captions(report, tmp_path):
     options = ("--style", "paper", "--width", "column", "--serif", "--format", "svg, pdf", "--clients", "0-2,4")
     result = report("--out", "results", *options)
@@ -365,7 +374,7 @@ def test_figures_in_the_style_of_a_paper_have_files_of_captions(report, tmp_path
     endings = {path.suffix for path in figures.iterdir()}
     assert endings == {".svg", ".pdf", ".md", ".tex"}
     captions = (figures / "captions.md").read_text()
-    assert "clients 0-2, 4 of 10" in captions
+    assert "clients 0\N{EN DASH}2, 4 of 10" in captions
     names = {path.stem for path in figures.glob("*.svg")}
     assert {line.split("**")[1] for line in captions.splitlines() if line} == names
     assert captions.count("quickstart") >= 5

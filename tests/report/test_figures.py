@@ -35,7 +35,7 @@ from fedmosaic_cli.report.plots.figure_options import (
     FigureWidth,
 )
 from fedmosaic_cli.report.plots.figure_set import FigureSet
-from fedmosaic_cli.report.plots.line_labels import spread_levels
+from fedmosaic_cli.report.plots.line_labels import legend_label, num_legend_columns, spread_levels
 from fedmosaic_cli.report.plots.plot_style import MAX_BANDS, method_line_styles, use_plot_style
 from fedmosaic_cli.report.plots.public_set_groups import find_public_set_groups
 from fedmosaic_cli.report.plots.public_set_plots import (
@@ -341,8 +341,8 @@ def test_trust_figure_shows_all_clients_and_shades_rounds_before_the_consensus(b
     (shade,) = first.patches
     assert (shade.get_x(), shade.get_x() + shade.get_width()) == (first.get_xlim()[0], 1.5)
     note = " ".join(texts(figure))
-    assert "Coloured lines: clients 0-5 of 8; seed 4." in note
-    assert "Shaded: rounds before the first consensus." in note
+    assert "Coloured lines: clients 0\N{EN DASH}5 of 8; seed 4." in note
+    assert "Shaded: rounds trained without a consensus." in note
 
 
 def test_clients_do_not_have_the_colours_of_methods(bench):
@@ -357,17 +357,17 @@ def test_the_shown_clients_can_be_chosen(bench):
     options = FigureOptions(clients=(2, 5, 6, 7, 99))
     figure = draw(trust_figure, bench, options)
     assert legend_names(figure) == ["client 2", "client 5", "client 6", "client 7", "other clients"]
-    assert "Coloured lines: clients 2, 5-7 of 8; seed 0." in " ".join(texts(figure))
+    assert "Coloured lines: clients 2, 5\N{EN DASH}7 of 8; seed 0." in " ".join(texts(figure))
     losses = draw(losses_figure, bench, options)
     assert [axes.get_title(loc="left") for axes in losses.axes] == [f"client {number}" for number in (2, 5, 6, 7)]
-    assert "Clients 2, 5-7 of 8, seed 0." in caption_of(losses)
+    assert "Clients 2, 5\N{EN DASH}7 of 8, seed 0." in caption_of(losses)
     for kind in (trust_figure, losses_figure):
         with pytest.raises(FigureUnavailableError, match="8 clients, numbered from 0: choose other --clients"):
             draw(kind, bench, FigureOptions(clients=(8, 9)))
 
 
 def test_client_numbers_are_joined_to_ranges():
-    assert format_ranges([0, 1, 2, 4, 6, 7]) == "0-2, 4, 6-7"
+    assert format_ranges([0, 1, 2, 4, 6, 7]) == "0\N{EN DASH}2, 4, 6\N{EN DASH}7"
     assert format_ranges([3]) == "3"
 
 
@@ -385,6 +385,17 @@ def test_variants_without_visible_trust_are_a_sentence(bench):
     flat = next(group for group in groups_in(bench) if group.name == "flat")
     with pytest.raises(FigureUnavailableError, match="λ of all clients is below"):
         trust_figure(flat, read_figure_data(flat))
+
+
+def test_variants_whose_rounds_are_all_warm_up_are_a_sentence(bench):
+    def only_warm_up(row):
+        return {**row, "lambda": 0.0, "bits_up": 0, "bits_down": 0}
+
+    bench.write("fedmosaic-entropy")
+    bench.write("fedmosaic-frequency", change=only_warm_up)
+    caption = caption_of(draw(trust_figure, bench))
+    assert f"{FREQUENCY} did not train on pseudo-labels in any round (warm-up)." in caption
+    assert "below 0.005" not in caption
 
 
 def test_trust_figure_shows_the_first_seed(bench):
@@ -496,8 +507,30 @@ def test_a_figure_without_values_is_unavailable(bench, kind, keys, reason):
 
 def test_a_run_without_public_losses_is_drawn(bench):
     bench.write(change=lambda row: {**row, "loss_public": None})
-    (private,) = draw(losses_figure, bench).axes[0].lines
+    figure = draw(losses_figure, bench)
+    (private,) = figure.axes[0].lines
     assert private.get_linestyle() == "-"
+    assert legend_names(figure) == [ENTROPY, "private loss"]
+    assert caption_of(figure).startswith("Private loss of single clients")
+
+
+@pytest.mark.parametrize(("trust", "is_computed"), [("paper", True), ("stabilised", True), (0.5, False)])
+def test_the_caption_says_what_the_private_loss_is(bench, trust, is_computed):
+    bench.write(hyperparameters={"trust": trust})
+    caption = caption_of(draw(losses_figure, bench))
+    assert ("Private loss: the loss from which λ was computed." in caption) == is_computed
+    assert ("Private loss: mean over the training batches of the round." in caption) != is_computed
+
+
+@pytest.mark.parametrize(("smallest", "labels"), [(0.03, {"0.05", "0.2", "1"}), (1e-3, {"0.01", "0.1", "1"})])
+def test_log_axes_of_less_than_two_decades_have_more_ticks(bench, smallest, labels):
+    def change(row):
+        return {**row, "loss_private": smallest if row["round"] == 4 else 1.0, "loss_public": 1.0}
+
+    bench.write(clients=2, rounds=4, change=change)
+    axes = draw(losses_figure, bench).axes[0]
+    assert labels <= set(ticks(axes.yaxis))
+    assert ("0.2" in ticks(axes.yaxis)) == ("0.2" in labels)
 
 
 def test_class_counts_of_clients_and_public_set(bench):
@@ -505,7 +538,7 @@ def test_class_counts_of_clients_and_public_set(bench):
     (setting,) = groups_in(bench)
     with use_plot_style():
         clients, public = client_class_counts_figure(setting), public_set_figure(setting)
-    assert clients.get_suptitle() == "quick, shards of seed 7: examples of 3 clients per class"
+    assert clients.get_suptitle() == "quick, 3 clients, shards of seed 7: examples per client and class"
     areas = clients.axes[0].collections[0].get_sizes().reshape(3, 2)
     assert areas / areas[0, 0] == pytest.approx(np.array([[2, 2], [3, 2], [4, 2]]) / 2), "with one test example each"
     assert "All examples of a client are counted" in caption_of(clients)
@@ -554,6 +587,10 @@ def test_communication_figure_shows_accuracy_against_bytes(bench):
         axes.figure
     )
     assert {"100 B", "1 kB"} <= set(ticks(axes.xaxis))
+    assert axes.get_xlabel().startswith("cumulative")
+    assert "One seed. Traffic: bytes sent and received." in caption_of(axes.figure)
+    bench.write("fedavg", 1, 0.5)
+    assert "Means over seeds per round." in caption_of(draw(communication_figure, bench))
 
 
 def test_format_bytes_selects_a_readable_unit():
@@ -576,10 +613,20 @@ def test_consensus_figure_shows_agreement_and_pseudo_label_accuracy(bench):
     assert legend_names(agreement.figure) == ["FedCT", ENTROPY]
     (shared,) = oracle.lines
     assert shared.get_ydata()[1:] == pytest.approx([0.5, 0.5])
-    assert f"Equal lines are drawn once: FedCT = {ENTROPY}." in caption_of(agreement.figure)
+    caption = caption_of(agreement.figure)
+    assert f'Equal lines of the panel "correct pseudo-labels" are drawn once: FedCT = {ENTROPY}.' in caption
+    assert "Equal lines are drawn once" not in caption, "they differ in the other panel"
     assert 1 < agreement.get_xlim()[0] < 2, "there is no value before the first consensus"
     assert "pseudo-labels" in oracle.get_ylabel()
     assert ORACLE_NOTE in caption_of(agreement.figure)
+
+
+def test_lines_that_are_equal_in_all_panels_are_named_without_a_panel(bench):
+    bench.write("fedmosaic-entropy")
+    bench.write("fedct")
+    figure = draw(consensus_figure, bench)
+    assert [len(axes.lines) for axes in figure.axes] == [1, 1]
+    assert caption_of(figure).endswith(f"Equal lines are drawn once: FedCT = {ENTROPY}.")
 
 
 def test_methods_without_logged_agreement_are_named(bench):
@@ -597,7 +644,9 @@ def test_methods_derived_from_fedmosaic_are_drawn_like_it(bench):
     assert legend_names(figure) == [ENTROPY, "Gated co-training"]
     assert figure.axes[0].lines[1].get_ydata().tolist() == [0.25, 0.25, 0.25]
     assert [axes.get_title(loc="left") for axes in draw(trust_figure, bench).axes] == [ENTROPY, "Gated co-training"]
-    assert "λ follows" not in caption_of(draw(losses_figure, bench))
+    batches = "mean over the training batches of the round (Gated co-training)"
+    private = f"Private loss: the loss from which λ was computed ({ENTROPY}); {batches}."
+    assert private in caption_of(draw(losses_figure, bench))
 
 
 def test_gated_runs_have_the_figures_of_fedmosaic(bench, without_rendering):
@@ -1062,6 +1111,28 @@ def test_long_names_are_in_the_legend(bench, options):
         assert all(axes.get_window_extent().width > 200 for axes in figure.axes), kind
 
 
+def test_shared_names_are_broken_at_equals_signs_in_the_legend():
+    shared = "Local training = FedCT = FedMosaic-W = FedMosaic-U"
+    label = legend_label(shared, PAPER_COLUMN)
+    assert label.split("\n") == ["Local training = FedCT", "= FedMosaic-W", "= FedMosaic-U"]
+    assert " ".join(label.split("\n")) == shared
+    assert legend_label("FedBN = FedProx", PAPER_COLUMN) == "FedBN = FedProx"
+    assert num_legend_columns([shared, "FedAvg", "FedProx"], PAPER_COLUMN) >= 2
+
+
+def test_handles_of_the_legend_show_dashes_twice(bench):
+    bench.write("local")
+    bench.write("fedavg", 0, 0.7)
+    (dashed,) = (
+        line
+        for line in draw(accuracy_figure, bench, PAPER_COLUMN).legends[0].get_lines()
+        if line.get_color() == STYLES_BY_METHOD["local"].color.light
+    )
+    pattern = STYLES_BY_METHOD["local"].dash
+    first, *_, last = dashed.get_xdata()
+    assert last - first >= 2 * sum(pattern) * dashed.get_linewidth()
+
+
 # The style of a paper
 
 
@@ -1100,6 +1171,17 @@ def test_figures_have_the_chosen_width_and_font_sizes(bench, options):
         assert {text.get_fontsize() for text in texts_of_axes} == {7.0 if options.is_narrow else 8.0}
 
 
+@pytest.mark.parametrize("inches", [2.0, 4.5, 6.75, 12.0])
+def test_figures_have_a_width_in_inches(bench, inches):
+    for variant in ("fedmosaic-entropy", "fedct", "local"):
+        bench.write(variant, rounds=8)
+    for kind in LOG_FIGURES:
+        figure = draw(kind, bench, FigureOptions(FigureStyle.paper, inches))
+        figure.draw_without_rendering()
+        assert figure.get_figwidth() == inches
+        assert all(axes.get_window_extent().width > 0.25 * figure.dpi for axes in figure.axes), kind
+
+
 def test_a_serif_font_is_part_of_matplotlib(bench):
     from matplotlib.font_manager import findfont
 
@@ -1131,10 +1213,19 @@ def test_captions_are_markdown_and_latex_figures(bench, without_rendering):
     trust = next(name for name in drawn if name.startswith("lambda"))
     assert f"**{trust}**: Trust λ of 2 clients in the consensus (a_b & 50%)." in files["captions.md"]
     figure = next(text for text in files["captions.tex"].split("\n\n") if f"fig:{trust}" in text)
-    assert figure.startswith("\\begin{figure}\n  \\centering\n  \\includegraphics{" + trust + "}\n")
+    graphics = "\\includegraphics[width=\\linewidth]{" + trust + "}"
+    assert figure.startswith(f"% {trust}\n\\begin{{figure}}\n  \\centering\n  {graphics}\n")
     assert "Trust $\\lambda$ of 2 clients in the consensus (a\\_b \\& 50\\%)." in figure
-    wide = caption_files({"x": "y"}, FigureOptions(FigureStyle.paper, FigureWidth.page))["captions.tex"]
-    assert wide.startswith("\\begin{figure*}")
+    assert files["captions.tex"].startswith("% Write \\graphicspath{{figures/}} before ")
+    for width, environment in ((3.6, "figure"), (3.7, "figure*"), (FigureWidth.page, "figure*")):
+        latex = caption_files({"x": "y"}, FigureOptions(FigureStyle.paper, width))["captions.tex"]
+        assert latex.split("\n")[2:4] == ["% x", f"\\begin{{{environment}}}"]
+
+
+def test_ranges_in_latex_captions_have_en_dashes(bench):
+    bench.write(clients=8)
+    latex = caption_files({"x": caption_of(draw(trust_figure, bench))}, PAPER_COLUMN)["captions.tex"]
+    assert "clients 0--5 of 8" in latex
 
 
 def test_characters_missing_from_the_font_cause_no_warning(bench):

@@ -439,7 +439,7 @@ def test_differences_have_typographic_signs():
         "0.00",
         "+1.00",
         "0.05",
-        "-",
+        "\N{EN DASH}",
         "< 0.001",
         "-x",
     ]

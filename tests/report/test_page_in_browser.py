@@ -603,8 +603,8 @@ def test_signed_numbers_are_sorted_as_numbers(tmp_path):
         recorded.sorted = cells();
         """,
     )
-    assert found["first"] == ["0.00", "\u22127.47", "-", "+1.33"]
-    assert found["sorted"] == ["+1.33", "0.00", "\u22127.47", "-"]
+    assert found["first"] == ["0.00", "\u22127.47", "\u2013", "+1.33"]
+    assert found["sorted"] == ["+1.33", "0.00", "\u22127.47", "\u2013"]
 
 
 def test_runs_can_be_filtered_and_show_their_configuration(text, tmp_path):

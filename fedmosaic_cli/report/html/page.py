@@ -21,6 +21,7 @@ from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import has_client_trust, method_title
 from fedmosaic_cli.report.comparison_table import OVERVIEW_NAME, format_percent
 from fedmosaic_cli.report.diagnosis_tables import build_diagnosis_tables
+from fedmosaic_cli.report.formats.text_formats import EMPTY_CELL
 from fedmosaic_cli.report.html.embedded_data import (
     CURVE_BUDGET_EXCEEDED,
     METRIC_TITLES,
@@ -74,7 +75,9 @@ def format_percentage_points(difference: float) -> str:
 
 
 def format_signed(text: str) -> str:
-    """A signed number with a typographic minus and without the sign of zero; other text is unchanged."""
+    """A signed number with a typographic minus and without the sign of zero, or a dash; other text is unchanged."""
+    if text == EMPTY_CELL:
+        return "\N{EN DASH}"
     if re.fullmatch(r"[+-]0(\.0+)?", text):
         return text[1:]
     return re.sub(r"^-(?=\d)", "\u2212", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from fedmosaic_cli.report.method_styles import (
     client_style,
 )
 from fedmosaic_cli.report.plots.canvas import Caption, add_caption, new_figure, note_height_inches
-from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, first_valid_manifest
+from fedmosaic_cli.report.plots.figure_data import FigureUnavailableError, first_valid_manifest, joined_titles
 from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
 from fedmosaic_cli.report.plots.line_labels import add_legend_below, legend_height_inches
 from fedmosaic_cli.report.plots.partition_plots import (
@@ -53,9 +54,12 @@ MEDIAN_STYLE = LineStyle("black", width=1.6, zorder=7)
 BAND_COLOR = "0.85"
 MAX_VARIANTS, MAX_PANELS = 3, 12
 TITLE_WIDTH_CHARS = 80
+EN_DASH = "\N{EN DASH}"
 FLAT_TRUST = 0.005
 """A smaller lambda cannot be told from 0 on an axis up to 1."""
 DECADE = 10.0
+LOSS_TRUST_RULES = ("paper", "stabilised")
+"""The values of the hyperparameter `trust` with which lambda is computed from the private and the public loss."""
 PUBLIC_DASH: DashPattern = (0, (3.0, 1.2))
 
 
@@ -83,7 +87,7 @@ def trust_figure(group: ComparisonGroup, figure_data: FigureData, options: Figur
     shown_lines = f"Coloured lines: {subset}" if len(shown) < num_clients else subset.capitalize()
     notes = [f"{shown_lines}; seed {joined_seeds(runs)}."]
     if any(run.num_rounds_before_consensus for run in runs.values()):
-        notes.append("Shaded: rounds before the first consensus.")
+        notes.append("Shaded: rounds trained without a consensus.")
     if flat:
         notes.append(flat_trust_sentence(flat))
     if len(runs) < len(visible):
@@ -117,9 +121,16 @@ def require_client_curves(figure_data: FigureData) -> dict[MethodKey, ClientCurv
 
 
 def flat_trust_sentence(runs: Mapping[MethodKey, ClientCurves]) -> str:
-    """The sentence on variants whose lambda is always about 0."""
-    titles = ", ".join(map(method_title, runs))
-    return f"λ of all clients is below {FLAT_TRUST} in every round: {titles}."
+    """The sentences on variants whose lambda is always about 0."""
+    warmup = [key for key, run in runs.items() if run.num_rounds_before_consensus >= len(run.trust)]
+    others = [key for key in runs if key not in warmup]
+    sentences = []
+    if others:
+        titles = ", ".join(map(method_title, others))
+        sentences.append(f"λ of all clients is below {FLAT_TRUST} in every round: {titles}.")
+    if warmup:
+        sentences.append(f"{joined_titles(warmup)} did not train on pseudo-labels in any round (warm-up).")
+    return " ".join(sentences)
 
 
 def draw_trust(axes: Axes, curves: ClientCurves, styles: Mapping[int, LineStyle], has_band: bool) -> None:
@@ -166,21 +177,21 @@ def pluralize_clients(num_clients: int) -> str:
 
 
 def clients_of_total(clients: Sequence[int], num_clients: int) -> str:
-    """Which clients are shown, such as `clients 0-5 of 15`; `all 5 clients` if all are."""
+    """Which clients are shown, such as `clients 0–5 of 15`; `all 5 clients` if all are."""
     if len(clients) == num_clients:
         return f"all {pluralize_clients(num_clients)}" if num_clients > 1 else "the only client"
     return f"client{'s' * (len(clients) > 1)} {format_ranges(clients)} of {num_clients}"
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers with ranges, such as `0-3, 7`."""
+    """Sorted numbers with ranges, such as `0–3, 7`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
             parts[-1].append(number)
         else:
             parts.append([number])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+    return ", ".join(f"{part[0]}{EN_DASH}{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
 
 
 def joined_seeds(runs: Mapping[MethodKey, ClientCurves]) -> str:
@@ -238,11 +249,14 @@ def losses_figure(group: ComparisonGroup, figure_data: FigureData, options: Figu
     columns = min(len(shown), 2 if options.is_narrow else 3)
     rows = -(-len(shown) // columns)
     legend = {method_title(key): pair["private"] for key, pair in styles.items()}
-    kinds = {"private loss": LineStyle("0.3"), "public loss": LineStyle("0.3", dash=PUBLIC_DASH)}
+    kinds = {"private loss": LineStyle("0.3")}
+    has_public = any(np.isfinite(run.loss_public[:, clients_in(run, shown)]).any() for run in runs.values())
+    if has_public:
+        kinds["public loss"] = LineStyle("0.3", dash=PUBLIC_DASH)
     is_log = spans_a_decade(losses_of(runs.values(), shown))
     notes = [
         f"{clients_of_total(shown, num_clients)}, seed {joined_seeds(runs)}.".capitalize(),
-        *(["λ follows from these losses."] if all(key[0] == "fedmosaic" for key in runs) else []),
+        private_loss_sentence({key: computes_trust_from_losses(group, key) for key in runs}),
         *([f"{len(runs)} of {len(available)} variants are shown."] if len(runs) < len(available) else []),
     ]
     note = " ".join(notes)
@@ -264,19 +278,36 @@ def losses_figure(group: ComparisonGroup, figure_data: FigureData, options: Figu
         highest = panels[0].get_ylim()[1]
         panels[0].set_ylim(-0.04 * highest, highest)  # space for markers at 0
     add_legend_below(figure, {**legend, **kinds}, options)
-    add_caption(figure, options, "private and public loss of single clients", group.label, note)
+    add_caption(figure, options, f"private {'and public ' * has_public}loss of single clients", group.label, note)
     return figure
+
+
+def computes_trust_from_losses(group: ComparisonGroup, key: MethodKey) -> bool:
+    """Whether the runs of a row log the losses from which they compute lambda."""
+    hyperparameters = json.loads(group.runs_by_method[key].hyperparameters.iloc[0])
+    return hyperparameters.get("trust", "paper" if key[0] == "fedmosaic" else None) in LOSS_TRUST_RULES
+
+
+def private_loss_sentence(computes_trust: Mapping[MethodKey, bool]) -> str:
+    """The sentence on what the private loss of each row is; `computes_trust`: lambda is computed from it."""
+    definitions = {True: "the loss from which λ was computed", False: "mean over the training batches of the round"}
+    keys_by_kind = {kind: [key for key, value in computes_trust.items() if value == kind] for kind in definitions}
+    used = {kind: keys for kind, keys in keys_by_kind.items() if keys}
+    if len(used) == 1:
+        return f"Private loss: {definitions[next(iter(used))]}."
+    return f"Private loss: {'; '.join(f'{definitions[kind]} ({joined_titles(keys)})' for kind, keys in used.items())}."
 
 
 def losses_of(runs: Iterable[ClientCurves], clients: Sequence[int]) -> NDArray[np.float64]:
     """All losses of some clients."""
     return np.concatenate(
-        [
-            matrix[:, [client for client in clients if client < matrix.shape[1]]].ravel()
-            for run in runs
-            for matrix in (run.loss_private, run.loss_public)
-        ]
+        [matrix[:, clients_in(run, clients)].ravel() for run in runs for matrix in (run.loss_private, run.loss_public)]
     )
+
+
+def clients_in(run: ClientCurves, clients: Sequence[int]) -> list[int]:
+    """Those of the clients that the run has."""
+    return [client for client in clients if client < run.trust.shape[1]]
 
 
 def spans_a_decade(values: NDArray[np.float64]) -> bool:
@@ -286,12 +317,15 @@ def spans_a_decade(values: NDArray[np.float64]) -> bool:
 
 
 def limit_decades(axes: Axes) -> None:
-    """Show at most six decades, with ticks at powers of ten."""
+    """Show at most six decades, with ticks at powers of ten; at 1, 2 and 5 times these in less than two decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 1e-6 * high), high)
-    axes.yaxis.set_major_locator(LogLocator(10, numticks=5))
+    low, high = axes.get_ylim()
+    few_decades = high < DECADE**2 * low
+    locator = LogLocator(10, (1, 2, 5), numticks=12) if few_decades else LogLocator(10, numticks=5)
+    axes.yaxis.set_major_locator(locator)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 
@@ -341,10 +375,9 @@ def client_class_counts_figure(group: ComparisonGroup, options: FigureOptions = 
     """Examples per client and class, for the first seed."""
     manifest = first_valid_manifest(group)
     counts = class_counts_by_client(manifest.model_dump(exclude_none=True))
-    place = f"{group.label}, shards of seed {manifest.seed}"
+    place = f"{group.label}, {pluralize_clients(len(counts))}, shards of seed {manifest.seed}"
     domains = [client.domain for client in manifest.clients]
-    subject = f"examples of {pluralize_clients(len(counts))} per class"
-    caption = Caption(subject, place, COUNTED_EXAMPLES_NOTE)
+    caption = Caption("examples per client and class", place, COUNTED_EXAMPLES_NOTE)
     return class_counts_figure(counts, manifest.class_names, caption, domains, options)
 
 

@@ -23,7 +23,7 @@ from fedmosaic_cli.report.plots.plot_style import add_grid_lines, is_federated, 
 from fedmosaic_cli.report.plots.round_curves import accuracy_limits, cut_axis_note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 REFERENCE_NOTES = {CENTRALIZED_KEY: "moves raw data", LOCAL_KEY: "sends nothing"}
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-NOTE = "Means over seeds per round; markers: last round."
+NOTE = "Traffic: bytes sent and received. Markers: last round."
 
 
 def communication_figure(
@@ -60,7 +60,8 @@ def communication_figure(
     drawn = {key: right_aligned(values, rounds) for key, values in levels.items()}
     drawn |= {key: right_aligned(paths[key][1], rounds) for key in lines}
     low, high = accuracy_limits(drawn, has_bands=False)
-    note = " ".join(filter(None, (NOTE, references_note(references), cut_axis_note(drawn, low, high))))
+    seeds = seeds_sentence(map(len, curves.values()))
+    note = " ".join(filter(None, (seeds, NOTE, references_note(references), cut_axis_note(drawn, low, high))))
     height = (2.0 if options.is_narrow else 2.8) + legend_height_inches(names.values(), options)
     figure, axes = new_figure_with_axes(options.width_inches, height + note_height_inches(options, note))
     for key in lines:
@@ -76,6 +77,11 @@ def communication_figure(
     add_legend_below(figure, {names[key]: style for key, style in styles.items() if key in names}, options)
     add_caption(figure, options, "accuracy and communication", group.label, note)
     return figure
+
+
+def seeds_sentence(num_seeds: Iterable[int]) -> str:
+    """The sentence on means over seeds."""
+    return "One seed." if max(num_seeds) == 1 else "Means over seeds per round."
 
 
 def references_note(references: Sequence[MethodKey]) -> str:
@@ -114,7 +120,7 @@ def set_bytes_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator(10, numticks=8))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-    axes.set_xlabel("sent and received by all clients (log scale)")
+    axes.set_xlabel("cumulative traffic of all clients (log scale)")
     low, high = axes.get_xlim()
     if np.floor(np.log10(high)) <= np.ceil(np.log10(low)):
         axes.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fedmosaic_cli.report.formats.latex import escape_latex
-from fedmosaic_cli.report.plots.figure_options import FigureWidth
+from fedmosaic_cli.report.plots.figure_options import MAX_COLUMN_INCHES
 from fedmosaic_cli.safe_text import escape_control_characters
 
 if TYPE_CHECKING:
@@ -20,23 +20,27 @@ MATH = {
     "\N{MINUS SIGN}": "$-$",
     "\N{EN DASH}": "--",
 }
+LATEX_COMMENT = (
+    "% Write \\graphicspath{{figures/}} before \\begin{document}, or copy the figures to the LaTeX file.\n\n"
+)
 
 
 def caption_files(captions: Mapping[str, str], options: FigureOptions) -> dict[str, str]:
     """The captions as `captions.md` and, as complete figures to copy into a paper, as `captions.tex`."""
     markdown = "".join(f"**{name}**: {caption}\n\n" for name, caption in captions.items())
     latex = "\n".join(figure_latex(name, caption, options) for name, caption in captions.items())
-    files = {"captions.md": markdown.rstrip("\n") + "\n", "captions.tex": latex}
+    files = {"captions.md": markdown.rstrip("\n") + "\n", "captions.tex": LATEX_COMMENT + latex}
     return {name: escape_control_characters(text) for name, text in files.items()}
 
 
 def figure_latex(name: str, caption: str, options: FigureOptions) -> str:
-    """A figure with its caption. The figure has its final size, so that its font has the nominal size."""
-    environment = "figure*" if options.width is FigureWidth.page else "figure"
+    """A figure with its caption, after a comment with its name. It extends over both columns if it is wide."""
+    environment = "figure*" if options.width_inches > MAX_COLUMN_INCHES else "figure"
     lines = [
+        f"% {name}",
         f"\\begin{{{environment}}}",
         "  \\centering",
-        f"  \\includegraphics{{{name}}}",
+        f"  \\includegraphics[width=\\linewidth]{{{name}}}",
         f"  \\caption{{{caption_latex(caption)}}}",
         f"  \\label{{fig:{name}}}",
         f"\\end{{{environment}}}",

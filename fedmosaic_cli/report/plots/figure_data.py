@@ -180,6 +180,12 @@ def equal_titles(keys: Sequence[MethodKey]) -> str:
     return " = ".join(map(method_title, keys))
 
 
+def joined_titles(keys: Sequence[MethodKey]) -> str:
+    """Titles as an enumeration: `A, B and C`."""
+    *others, last = map(method_title, keys)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def seeds_note(bands: Iterable[SeedBand], num_seeds: Collection[int], has_bands: bool) -> str:
     """The sentence on means and deviations over seeds."""
     counts = sorted(set(num_seeds))

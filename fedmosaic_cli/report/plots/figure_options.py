@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 WIDTHS_INCHES = {"column": 3.25, "text": 5.5, "page": 7.0}
+MIN_WIDTH_INCHES, MAX_WIDTH_INCHES = 2.0, 12.0
+MAX_COLUMN_INCHES = 3.6
+"""Wider figures extend over both columns of a paper."""
+MAX_NARROW_INCHES = 4.5
+"""Figures up to this width have no space for names beside the lines."""
 FIGURE_FORMATS = ("png", "pdf", "svg")
 MAX_CHOSEN_CLIENTS = 12
 """More clients cannot be told apart in one figure."""
@@ -32,14 +37,15 @@ class FigureOptions:
 
     Attributes:
         style: `explained` has a title and a note inside the figure; `paper` has them in files of captions.
-        width: Width of the figure; by default that of a page, or of the text in the style of a paper.
+        width: Width of the figure, by name or in inches; by default that of a page, or of the text in the style of a
+            paper.
         is_serif: Whether to use a font like Times.
         formats: File formats, of `FIGURE_FORMATS`.
         clients: The clients in figures of single clients; the first ones if None.
     """
 
     style: FigureStyle = FigureStyle.explained
-    width: FigureWidth | None = None
+    width: FigureWidth | float | None = None
     is_serif: bool = False
     formats: tuple[str, ...] = ("png", "pdf")
     clients: tuple[int, ...] | None = None
@@ -50,12 +56,14 @@ class FigureOptions:
 
     @property
     def width_inches(self) -> float:
+        if isinstance(self.width, float):
+            return self.width
         return WIDTHS_INCHES[self.width or (FigureWidth.text if self.is_paper else FigureWidth.page)]
 
     @property
     def is_narrow(self) -> bool:
         """Whether there is no space for names beside the lines."""
-        return self.width is FigureWidth.column
+        return self.width_inches <= MAX_NARROW_INCHES
 
     @property
     def font_size(self) -> float:

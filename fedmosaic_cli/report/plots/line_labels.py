@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from fedmosaic_cli.report.plots.figure_options import FigureOptions
     from fedmosaic_cli.report.plots.plot_style import LineStyle
 
-LEGEND_HANDLE_EMS, LEGEND_CHAR_SHARE = 4.3, 0.93
+LEGEND_HANDLE_EMS, LEGEND_CHAR_SHARE = 5.7, 0.93
 """Space of a line with its margins in font sizes, and width of an average character relative to a wide one."""
+HANDLE_LENGTH_EMS = 4.0
+"""Long enough for two repetitions of most dash patterns."""
+MAX_EQUAL_NAMES_CHARS = 24
+"""Maximum line length in the legend of a name that several methods share."""
 OUTER_LABEL_X = 1.05
 """Left edge of the labels beside the axes, as a fraction of the width of the axes."""
 MAX_INLINE_NAME_SHARE = 0.36
@@ -104,9 +108,8 @@ def add_legend_below(
     from matplotlib.lines import Line2D
 
     names = [*styles_by_name, *(str(handle.get_label()) for handle in extra_handles)]
-    width_chars = legend_width_chars(options)
     handles = [
-        Line2D([], [], **{**style.plot_kwargs(), "markevery": None}, label=fill(name, width_chars))
+        Line2D([], [], **{**style.plot_kwargs(), "markevery": None}, label=legend_label(name, options))
         for name, style in styles_by_name.items()
     ]
     layout: dict[str, Any] = {"loc": "outside lower left", "alignment": "left", "borderaxespad": 0.1}
@@ -115,11 +118,23 @@ def add_legend_below(
         handles=[*handles, *extra_handles],
         ncols=num_legend_columns(names, options),
         frameon=False,
-        handlelength=2.6,
+        handlelength=HANDLE_LENGTH_EMS,
         numpoints=1,
         **layout,
         **spacing,
     )
+
+
+def legend_label(name: str, options: FigureOptions) -> str:
+    """The name with line breaks for the legend; shared names such as `A = B` are broken before an equals sign."""
+    first, *others = name.split(" = ")
+    lines = [first]
+    for other in others:
+        if len(lines[-1]) + len(f" = {other}") <= MAX_EQUAL_NAMES_CHARS:
+            lines[-1] += f" = {other}"
+        else:
+            lines.append(f"= {other}")
+    return "\n".join(fill(line, legend_width_chars(options)) for line in lines)
 
 
 def legend_width_chars(options: FigureOptions) -> int:
@@ -133,7 +148,7 @@ def legend_handle_inches(options: FigureOptions) -> float:
 
 def num_legend_columns(names: Collection[str], options: FigureOptions) -> int:
     """The largest number of legend columns that fit into the figure."""
-    lengths = [min(len(name), legend_width_chars(options)) for name in names]
+    lengths = [max(map(len, legend_label(name, options).split("\n"))) for name in names]
     for count in (5, 4, 3, 2):
         widest = [max(column, default=0) for column in np.array_split(lengths, count)]
         text_inches = LEGEND_CHAR_SHARE * options.char_inches * sum(widest)
@@ -144,6 +159,6 @@ def num_legend_columns(names: Collection[str], options: FigureOptions) -> int:
 
 def legend_height_inches(names: Collection[str], options: FigureOptions) -> float:
     """Height of the legend of these names."""
-    width_chars = legend_width_chars(options)
-    lines = sum(-(-len(name) // width_chars) for name in names)
-    return 0.1 + -(-lines // num_legend_columns(names, options)) * 1.1 * options.line_height_inches
+    counts = [legend_label(name, options).count("\n") + 1 for name in names]
+    lines = max(int(sum(column)) for column in np.array_split(counts, num_legend_columns(names, options)))
+    return 0.1 + lines * 1.1 * options.line_height_inches

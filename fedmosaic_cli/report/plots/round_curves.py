@@ -15,6 +15,7 @@ from fedmosaic_cli.report.plots.figure_data import (
     equal_titles,
     group_equal_bands,
     in_rounds_of_all,
+    joined_titles,
     seeds_note,
 )
 from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS
@@ -186,6 +187,7 @@ def consensus_figure(
             *(explanations[label] for label, _ in panels),
             seeds_note(all_bands, [len(runs) for runs in curves.values()], has_bands),
             *([f"{joined_titles(without)} logged no agreement."] if without else []),
+            *equal_lines_sentences(dict(panels)),
         ]
     )
     rows, columns = (len(panels), 1) if options.is_narrow else (1, len(panels))
@@ -200,24 +202,30 @@ def consensus_figure(
         add_grid_lines(axes)
         if options.is_narrow:
             axes.label_outer()
-    equal = [equal_titles(keys) for _, bands in panels for keys in group_equal_bands(bands).values() if len(keys) > 1]
-    if equal:
-        note += f" Equal lines are drawn once: {'; '.join(dict.fromkeys(equal))}."
     add_legend_below(figure, {method_title(key): styles[key] for key in curves}, options)
     add_caption(figure, options, "consensus on the public set", group.label, note)
     return figure
+
+
+def equal_lines_sentences(bands_by_panel: Mapping[str, Mapping[MethodKey, SeedBand]]) -> list[str]:
+    """The sentences on methods whose lines are equal in all panels, or only in the named one."""
+    equal = {
+        label: [equal_titles(keys) for keys in group_equal_bands(bands).values() if len(keys) > 1]
+        for label, bands in bands_by_panel.items()
+    }
+    everywhere = [name for name in next(iter(equal.values())) if all(name in names for names in equal.values())]
+    sentences = [f"Equal lines are drawn once: {'; '.join(everywhere)}."] if everywhere else []
+    for label, names in equal.items():
+        if others := [name for name in names if name not in everywhere]:
+            panel = label.removesuffix(" (%)")
+            sentences.append(f'Equal lines of the panel "{panel}" are drawn once: {"; ".join(others)}.')
+    return sentences
 
 
 def finite_bands(curves_by_method: Mapping[MethodKey, Sequence[Vector]]) -> dict[MethodKey, SeedBand]:
     """The bands over seeds of the methods that have any value."""
     bands = {key: band_over_seeds(curves) for key, curves in curves_by_method.items()}
     return {key: band for key, band in bands.items() if np.isfinite(band.mean).any()}
-
-
-def joined_titles(keys: Sequence[MethodKey]) -> str:
-    """Titles as an enumeration: `A, B and C`."""
-    *others, last = map(method_title, keys)
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def draw_bands(
