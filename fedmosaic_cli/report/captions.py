@@ -85,7 +85,8 @@ def table_summary(columns: Sequence[TableColumn], rows: Sequence[TableRow]) -> s
         return f"Best methods: {'; '.join(parts)}." if parts else ""
     counts = Counter(title for found in best if found and found.num_methods >= MIN_CANDIDATES for title in found.names)
     parts = [f"{title} in {count}" for title, count in counts.most_common(MAX_SUMMARIZED_COLUMNS)]
-    return f"Best method by number of columns (of {len(columns)}): {', '.join(parts)}." if parts else ""
+    num_columns = sum(found is not None for found in best)
+    return f"Best method by number of columns (of {num_columns}): {', '.join(parts)}." if parts else ""
 
 
 class BestMethods(NamedTuple):
