@@ -35,7 +35,7 @@ from fedmosaic_cli.labels.privacy.noise import (
 from fedmosaic_cli.labels.sharing import SharesLabels
 from fedmosaic_cli.methods.registry import METHODS, method_schema, recorded_hyperparameters, simplified_method
 from fedmosaic_cli.models.default_model import default_model
-from fedmosaic_cli.models.model_settings import ModelSettings
+from fedmosaic_cli.models.model_settings import MODEL_KEYS, ModelSettings
 from fedmosaic_cli.models.registered_models import MODELS
 from fedmosaic_cli.plugin_sources import used_plugins
 
@@ -295,6 +295,12 @@ def resolve_model(layers: ConfigLayers, data: DataSettings, data_dirs: DataDirs)
     if layers.names_model():
         return layers.section("model", ModelSettings)
     return default_model(layers.image_shape or find_image_shape(data, data_dirs))
+
+
+def may_have_batch_norm(model: dict[str, Any]) -> bool:
+    """Return whether a network has batch normalisation, from its recorded settings; True for plug-in networks."""
+    settings = ModelSettings.model_construct(**model)
+    return settings.name not in MODEL_KEYS or settings.has_batch_norm
 
 
 def require_safe_name(name: str, where: str = "preset or shards") -> None:

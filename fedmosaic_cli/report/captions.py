@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedmosaic_cli.config.key_names import stored_key
+from fedmosaic_cli.config.run_config import may_have_batch_norm
 from fedmosaic_cli.methods.registry import METHODS, known_methods, method_info
-from fedmosaic_cli.models.model_settings import MODEL_KEYS, ModelSettings
 from fedmosaic_cli.report.collect import CAVEAT_DESCRIPTIONS
 from fedmosaic_cli.report.comparison import CENTRALIZED_KEY, group_difference_notes, method_title
 from fedmosaic_cli.report.comparison_table import MIN_CANDIDATES, format_percent
@@ -180,8 +180,7 @@ def format_count(count: int, noun: str) -> str:
 
 def lacks_batch_norm(group: ComparisonGroup) -> bool:
     """Return whether no network of a group has batch normalisation, as far as known."""
-    model = ModelSettings.model_construct(**group.conditions["model"])
-    return model.name in MODEL_KEYS and not model.has_batch_norm and not group.conditions.get("clients")
+    return not may_have_batch_norm(group.conditions["model"]) and not group.conditions.get("clients")
 
 
 def evaluated_model_notes(groups: Sequence[ComparisonGroup]) -> list[str]:
