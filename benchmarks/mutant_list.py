@@ -1053,8 +1053,8 @@ MUTANTS = (
     Mutant(
         "bold-on-the-worst-result",
         "report/comparison_table.py",
-        "best = max(percents.values(), default=None)",
-        "best = min(percents.values(), default=None)",
+        "best = max(percents.values(), key=float, default=None)",
+        "best = min(percents.values(), key=float, default=None)",
         ("report/test_tables.py::test_equal_printed_means_are_both_best",),
     ),
     Mutant(
@@ -1088,7 +1088,7 @@ MUTANTS = (
     Mutant(
         "average-over-the-settings-of-a-method",
         "report/table_averages.py",
-        "return means if len(means) == len(row.cells) else []",
+        "return means if len(means) == len(cells) else []",
         "return means",
         ("report/test_table_layout.py::test_rows_without_all_settings_have_neither_average_nor_rank",),
     ),
@@ -1126,8 +1126,8 @@ MUTANTS = (
     Mutant(
         "latex-captions-are-not-escaped",
         "report/formats/latex.py",
-        "escape_latex(table.caption)",
-        "table.caption",
+        "latex_seed_range(escape_latex(caption_text(table, layout)))",
+        "latex_seed_range(caption_text(table, layout))",
         ("report/test_tables.py",),
     ),
     Mutant(
