@@ -16,7 +16,7 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[Any] |
     """Wait until a condition holds, but not after the end of the process that is to make it true.
 
     Args:
-        condition: Called repeatedly. Once true, it must stay true until the test goes on.
+        condition: Called repeatedly. Once true, it must stay true until the test continues.
         process: The process that the condition depends on.
     """
     deadline = time.monotonic() + HANG_SECONDS

@@ -124,4 +124,4 @@ def parse_clients(text: str) -> tuple[int, ...]:
 
 
 def too_many_clients(count: int) -> RequestError:
-    return RequestError(f"{count} clients cannot be told apart (--clients): choose at most {MAX_CHOSEN_CLIENTS}")
+    return RequestError(f"{count} clients cannot be distinguished (--clients): choose at most {MAX_CHOSEN_CLIENTS}")

@@ -183,7 +183,7 @@ def parameter_help(parameter: Any) -> str:
 
 
 def default_text(parameter: Any) -> str:
-    """Return the default value for the help; empty if there is none, or for flags."""
+    """Return the default value for the help; empty for flags and for options without one."""
     if isinstance(parameter.show_default, str):
         return parameter.show_default
     default = parameter.default

@@ -31,7 +31,6 @@ from fedmosaic_cli.cli.report_options import (
     PlainOption,
     PlusMinusOption,
     RankOption,
-    RowOrder,
     SettingsOption,
     TableWidthOption,
     TransposeOption,
@@ -40,6 +39,7 @@ from fedmosaic_cli.cli.report_options import (
 )
 from fedmosaic_cli.errors import RequestError, ResourceError
 from fedmosaic_cli.report.plots.figure_options import DEFAULT_OPTIONS, FigureOptions, FigureStyle
+from fedmosaic_cli.report.selection_order import SelectionOrder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -91,7 +91,7 @@ def report(
     methods: MethodsOption = None,
     settings: SettingsOption = None,
     names: NamesOption = None,
-    order: OrderOption = RowOrder.given,
+    order: OrderOption = SelectionOrder.given,
     average: AverageOption = False,
     rank: RankOption = False,
     transpose: TransposeOption = False,
@@ -212,7 +212,7 @@ def write_long_csv(path: Path, groups: Sequence[ComparisonGroup], on_progress: P
     from fedmosaic_cli.report.long_format import write_long_format
 
     skipped = write_long_format(path, groups, on_progress)
-    print_limited([f"left out of {path}: {run.path}: {run.reason}" for run in skipped], "--html lists all runs")
+    print_limited([f"omitted from {path}: {run.path}: {run.reason}" for run in skipped], "--html lists all runs")
     print_stderr(f"written: {path}")
 
 

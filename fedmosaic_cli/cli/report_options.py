@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedmosaic_cli.report.selection_order import SelectionOrder
 
 if TYPE_CHECKING:
     from fedmosaic_cli.report.formats.table_grid import TableLayout
     from fedmosaic_cli.report.selection import ReportSelection
 
 SELECTION_PANEL, LAYOUT_PANEL = "Choice and names", "Layout of tables"
-
-
-class RowOrder(StrEnum):
-    """The values of `report.selection.SelectionOrder`, which is not imported for `--help`."""
-
-    given = "given"
-    table = "table"
-    accuracy = "accuracy"
 
 
 def selection_option(name: str, text: str, metavar: str, default: str | bool = False) -> Any:
@@ -42,7 +35,7 @@ NamesOption = Annotated[
     Path | None, selection_option("--names", "YAML file of display names, e.g. quickstart: Digits.", "<file>")
 ]
 OrderOption = Annotated[
-    RowOrder,
+    SelectionOrder,
     typer.Option(
         "--order",
         help="As given, as in the table, or methods by mean accuracy.",
@@ -77,7 +70,7 @@ def table_layout(
 
 
 def parse_report_selection(
-    methods: str | None, settings: str | None, names: Path | None, order: RowOrder
+    methods: str | None, settings: str | None, names: Path | None, order: SelectionOrder
 ) -> ReportSelection:
     """Parse the options that select and name settings and methods."""
     from fedmosaic_cli.report import selection
@@ -86,5 +79,5 @@ def parse_report_selection(
         methods=() if methods is None else selection.parse_selection(methods, selection.METHODS_OPTION),
         settings=() if settings is None else selection.parse_selection(settings, selection.SETTINGS_OPTION),
         names={} if names is None else selection.read_display_names(names),
-        order=selection.SelectionOrder(order.value),
+        order=order,
     )

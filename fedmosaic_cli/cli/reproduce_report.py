@@ -72,7 +72,8 @@ def write_study_report(
 
 def requested_groups(schedule: SweepSchedule, groups: Sequence[ComparisonGroup]) -> list[ComparisonGroup]:
     """Return the groups with the methods that were requested with `--methods`, so that tables have no other rows."""
-    from fedmosaic_cli.report.selection import ReportSelection, SelectionOrder
+    from fedmosaic_cli.report.selection import ReportSelection
+    from fedmosaic_cli.report.selection_order import SelectionOrder
 
     if not schedule.plan.options.methods:
         return list(groups)

@@ -116,7 +116,7 @@ app.command()(pack)
 def init(
     shard: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="The client's file of exported shards, beside manifest.json and public.npz."),
+        typer.Option(metavar="FILE", help="The client's exported shard, next to manifest.json and public.npz."),
     ],
     site_dir: SiteDirOption = Path("site"),
     superlink: SuperlinkOption = None,

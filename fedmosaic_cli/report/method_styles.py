@@ -116,7 +116,7 @@ CLIENT_STYLES = (
 FLIPPED_CLIENT_STYLE = CurveStyle(Color("#C81030", "#FF5A5A"), "X", (3.0, 1.0))
 """The style of clients with flipped labels."""
 BACKGROUND_CLIENT_COLOR = Color("#A6A6A6", "#5C636A")
-"""The colour of clients without a style of their own."""
+"""The colour of clients that have no separate style."""
 
 
 def method_styles(keys: Sequence[MethodKey]) -> dict[MethodKey, CurveStyle]:

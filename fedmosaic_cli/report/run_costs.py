@@ -12,6 +12,8 @@ from fedmosaic_cli.storage.runs import TIMINGS_FILE, RunDirectory
 if TYPE_CHECKING:
     import pandas as pd
 
+BITS_PER_KILOBYTE = 8000
+
 
 def kilobytes_per_client_and_round(runs: pd.DataFrame, num_rounds: int) -> float | None:
     """Return what a client sends and receives per round, as the mean over clients, rounds and seeds.
@@ -23,7 +25,7 @@ def kilobytes_per_client_and_round(runs: pd.DataFrame, num_rounds: int) -> float
     for bits, accuracies in zip(runs.bits, runs.per_client, strict=True):
         if not accuracies or bits is None or not isfinite(bits):
             return None
-        values.append(bits / 8000 / len(accuracies) / num_rounds)
+        values.append(bits / BITS_PER_KILOBYTE / len(accuracies) / num_rounds)
     return fmean(values)
 
 

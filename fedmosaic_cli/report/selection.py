@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from fedmosaic_cli.report.comparison import (
     paper_sort_key,
     split_detail,
 )
+from fedmosaic_cli.report.selection_order import SelectionOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARS = 200
 METHODS_OPTION, SETTINGS_OPTION, NAMES_OPTION = "--methods", "--settings", "--names"
-
-
-class SelectionOrder(StrEnum):
-    """The order of the selected rows and columns."""
-
-    given = "given"
-    table = "table"
-    accuracy = "accuracy"
 
 
 @dataclass(frozen=True)

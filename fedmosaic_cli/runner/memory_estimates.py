@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 FIRST_ROUND_BYTES = 53_000_000
-"""What the first round loads beside tensors: modules of Python, code of torch's kernels, and what threads need.
+"""What the first round loads besides tensors: modules of Python, code of torch's kernels, and what threads need.
 
 The growth of resident memory in the first round of `quickstart`, whose tensors take less than 1 MB. Measured with torch
 2.15 on Linux.
@@ -134,7 +134,7 @@ def step_bytes(
     execution: str,
     group_size: int,
 ) -> int:
-    """Return what a worker needs to train and predict, beside the state of clients and server.
+    """Return what a worker needs to train and predict, besides the state of clients and server.
 
     Freed memory is kept (`machine.tune_malloc`). The blocks of a prediction are larger than those of a training step
     and do not fit into them, so both count.

@@ -158,7 +158,7 @@ class RunNames:
     def experiment_name(self, data_dirs: DataDirs) -> str:
         """Return the name that the user gave, or the automatic one.
 
-        A run in a directory that the user names needs no name of its own.
+        A run in a directory that the user names has no automatic name.
         """
         given = self.request.experiment_name
         if self.request.run_dir is not None:

@@ -101,7 +101,7 @@ class SweepJob:
         for assignment in (*scenario.overrides, *self.options.overrides, *row.overrides):
             args += ["--set", assignment]
         args += ["--name", scenario.name] if scenario.name != scenario.preset else []
-        # With other hyper-parameters in all rows, the command would find a tag of its own.
+        # With other hyper-parameters in all rows, the command would choose another tag.
         is_tag_given = run.tag or any(word.startswith(TAGGED_SECTIONS) for word in self.options.overrides)
         args += ["--tag", run.tag] if is_tag_given else []
         args += ["--seeds", ",".join(str(run.config.seed) for run in self.runs)]

@@ -5,7 +5,7 @@ or for some; with `--lines` also the lines of fedmosaic where the host waits.
 
 The model of a round in which arithmetic costs nothing: 6 us to launch a kernel, and 20 us for every time that the host
 waits for the device, by a read, a copy between host and device, or the capture of a graph. The replay of a graph counts
-as one kernel. The model shows what a fast GPU would spend on a small network beside computing. It is no measurement.
+as one kernel. The model shows what a fast GPU would spend on a small network besides computing. It is no measurement.
 """
 
 from __future__ import annotations

@@ -14,19 +14,8 @@ import fedmosaic_cli as fedmosaic
 from fedmosaic_cli.cli.app import app
 from fedmosaic_cli.cli.common_options import AugmentChoice
 from fedmosaic_cli.engine.train_settings import AugmentMode
+from tests.cli.test_cli import SHORT
 
-SHORT = (
-    "--preset",
-    "quickstart",
-    "--rounds",
-    "3",
-    "--set",
-    "methods.fedmosaic.warmup_rounds=1",
-    "--name",
-    "quickstart",
-    "--tag",
-    "",
-)
 # Times, and the command line with its digest.
 UNSTABLE = ("timings.jsonl", "env.json", "SHA256SUMS", "manifest.json", ".lock")
 

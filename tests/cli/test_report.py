@@ -353,8 +353,11 @@ def test_studies_report_only_the_requested_methods(report, requested, rows):
         (("--format", "", "--out", "results"), "unknown format ''"),
         (("--clients", "5-0", "--out", "results"), "cannot read '5-0' (--clients): write numbers and ranges"),
         (("--clients", "a", "--out", "results"), "cannot read 'a' (--clients)"),
-        (("--clients", "0-99999999", "--out", "results"), "100000000 clients cannot be told apart (--clients)"),
-        (("--clients", "0-6,7-13", "--out", "results"), "14 clients cannot be told apart (--clients): choose at most"),
+        (("--clients", "0-99999999", "--out", "results"), "100000000 clients cannot be distinguished (--clients)"),
+        (
+            ("--clients", "0-6,7-13", "--out", "results"),
+            "14 clients cannot be distinguished (--clients): choose",
+        ),
     ],
 )
 def test_wrong_figure_options_are_refused_in_one_line(report, tmp_path, arguments, words):

@@ -142,7 +142,7 @@ def test_stale_lock_file_is_ignored(finished, run_command):
 
 
 def newest_checkpoint(folder):
-    """Return the round of the newest checkpoint of the run, 0 if there is none."""
+    """Return the round of the newest checkpoint of the run, 0 without checkpoints."""
     paths = (folder / RUN / "checkpoints").glob("round-*")
     return max((int(path.name.removeprefix("round-")) for path in paths), default=0)
 

@@ -167,7 +167,7 @@ def test_fifty_concurrent_starts(tmp_path, uninterrupted):
 
 
 def start_twice(times, tmp_path, uninterrupted) -> None:
-    """Start a run twice. It has so many rounds that it is still running when the other process is refused."""
+    """Start a run twice. Its many rounds keep it running until the other process is refused."""
     expected = (uninterrupted[0] / RUN / "rounds.jsonl").read_text().splitlines()
     for attempt in range(times):
         folder = with_shards(tmp_path / str(attempt), uninterrupted)

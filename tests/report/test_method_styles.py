@@ -1,4 +1,4 @@
-"""Test that curves of methods and clients can be told apart, also by colour-blind readers."""
+"""Test that curves of methods and clients can be distinguished, also by colour-blind readers."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import pytest
 from fedmosaic_cli.errors import RequestError
 from fedmosaic_cli.report.collect import collect_runs
 from fedmosaic_cli.report.comparison import LOCAL_KEY, comparison_groups, method_title
-from fedmosaic_cli.report.selection import ReportSelection, SelectionOrder, parse_selection, read_display_names
+from fedmosaic_cli.report.selection import ReportSelection, parse_selection, read_display_names
+from fedmosaic_cli.report.selection_order import SelectionOrder
 
 
 @pytest.fixture

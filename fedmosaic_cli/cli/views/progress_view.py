@@ -195,7 +195,7 @@ def warn_about_missing_clients(event: RoundCompleted) -> None:
     if event.skipped_clients:
         clients = ", ".join(map(str, event.skipped_clients))
         print_stderr(
-            f"warning: left out of round {event.round}, diverged: client {clients}; if this repeats, lower train.lr"
+            f"warning: skipped in round {event.round}, diverged: client {clients}; if this repeats, lower train.lr"
         )
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from fedmosaic_cli.cli.views.evaluation_view import MISSING_CELL
 from fedmosaic_cli.cli.views.watch_view import ASCII_SYMBOLS, BLOCK_SYMBOLS, sparkline
 from fedmosaic_cli.errors import RequestError
+from fedmosaic_cli.report.run_costs import BITS_PER_KILOBYTE
 from fedmosaic_cli.report.run_progress import RoundHistory
 from fedmosaic_cli.runner.baseline_lookup import MissingLocalBaseline
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 REFERENCE_METHODS = ("local", "centralized")
 REFERENCE_MARK = "*"
-BITS_PER_KILOBYTE = 8000
 MIN_CURVE_WIDTH, MAX_CURVE_WIDTH = 5, 30
 
 

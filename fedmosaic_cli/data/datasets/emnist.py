@@ -1,4 +1,4 @@
-"""EMNIST: handwritten digits and letters, 28x28, in six splits that are data sets of their own.
+"""EMNIST: handwritten digits and letters, 28x28, in six splits, each a separate data set.
 
 Cohen, Afshar, Tapson, van Schaik: EMNIST: an Extension of MNIST to Handwritten Letters, IJCNN 2017. The files store
 images column by column; they are turned upright here. Labels of `letters` start at 1 in the files.
@@ -15,7 +15,7 @@ from fedmosaic_cli.data.io.download import Download
 
 TORCHVISION_DIR = "EMNIST/raw"
 ARCHIVE_DIR = "gzip"
-# Lower-case letters that are a class of their own where similar upper- and lower-case letters are merged.
+# Lower-case letters that remain a separate class where similar upper- and lower-case letters are merged.
 UNMERGED_LETTERS = "abdefghnqrt"
 ALL_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 MERGED_CLASSES = tuple(string.digits + string.ascii_uppercase + UNMERGED_LETTERS)

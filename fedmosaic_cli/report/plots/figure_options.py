@@ -13,7 +13,7 @@ MAX_NARROW_INCHES = 4.5
 """Figures up to this width have no space for names beside the lines."""
 FIGURE_FORMATS = ("png", "pdf", "svg")
 MAX_CHOSEN_CLIENTS = 12
-"""More clients cannot be told apart in one figure."""
+"""More clients cannot be distinguished in one figure."""
 
 
 class FigureStyle(StrEnum):
